@@ -1,0 +1,43 @@
+# Every target sets up .venv by itself. `make PYTHON=python3.12 …` chooses the interpreter.
+.DEFAULT_GOAL := help
+.PHONY: help demo test verify check bench dev lock clean
+
+BIN   := .venv/bin
+READY := .venv/.ready
+SUITE ?= all
+
+help:            ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
+
+demo: $(READY)   ## the whole platform on an embedded stack, with real traffic; Ctrl-C stops it
+	@$(BIN)/activity-platform demo
+
+dev: $(READY)    ## the same without the traffic
+	@$(BIN)/activity-platform dev
+
+test: $(READY)   ## the fast tests (under 5 minutes)
+	@$(BIN)/pytest -n 2 --dist worksteal
+
+verify: $(READY) ## the heavy proofs: kills, long property tests, large data
+	@$(BIN)/pytest -m heavy -n 0 --timeout 1800
+
+check: $(READY)  ## lint, types, import contracts
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+bench: $(READY)  ## speeds as ratios; SUITE=ingest for one
+	@$(BIN)/python -m benchmarks $(SUITE)
+
+lock: $(READY)   ## choose versions anew and write constraints.txt
+	@$(BIN)/uv pip compile pyproject.toml --extra local --extra dev --universal --python-version 3.11 \
+	  --upgrade --no-annotate --no-header --no-emit-index-url --quiet --output-file constraints.txt
+
+clean:           ## remove .venv, caches and the embedded stack's data
+	@rm -rf .venv .local .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt .ci/venv
+	@PYTHON="$(PYTHON)" sh .ci/venv
+	@touch $@
