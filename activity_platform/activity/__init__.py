@@ -1,0 +1,1 @@
+"""The activity log and the affinity edges folded from it."""

@@ -1,0 +1,1 @@
+"""Audiences: who is in them, by which command, and what that fires."""

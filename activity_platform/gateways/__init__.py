@@ -1,0 +1,1 @@
+"""One outside system a file, no decisions. Failures leave as the types of `activity_platform.failures`."""

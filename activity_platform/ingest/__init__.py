@@ -1,0 +1,1 @@
+"""The HTTP app: takes events in, gives edges out."""

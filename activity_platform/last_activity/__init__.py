@@ -1,0 +1,1 @@
+"""When each LINE user last did something."""

@@ -1,0 +1,77 @@
+"""The activity log, the edges folded from it, and how far the fold has come.
+
+activity_events has neither a unique key nor a foreign key nor a trigger: nothing may slow the log down,
+and a sharded log could not have them. Its partitions are made by the partition maintenance, in UTC months;
+DEFAULT takes what no month does.
+
+Weights are finite and not negative. They are multiples of 0.5 (activity/vocabulary.py), which float8 adds
+exactly up to 2^52. Only the primary key is indexed on interaction_edges and a part of each page stays free,
+so that the fold's updates are HOT.
+"""
+
+from alembic import op
+
+revision = "0001"
+down_revision = None
+
+SQL = """
+CREATE TABLE activity_events (
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    user_id text NOT NULL,
+    verb text NOT NULL,
+    object_type text NOT NULL,
+    object_id text NOT NULL,
+    surface text,
+    context jsonb,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp()
+) PARTITION BY RANGE (created_at);
+
+CREATE INDEX activity_events_created_at ON activity_events USING brin (created_at)
+    WITH (pages_per_range = 32, autosummarize = on);
+
+CREATE TABLE activity_events_default PARTITION OF activity_events DEFAULT;
+
+CREATE TABLE interaction_edges (
+    actor_id text NOT NULL,
+    edge_type text NOT NULL,
+    target_type text NOT NULL,
+    target_id text NOT NULL,
+    weight double precision NOT NULL CHECK (weight >= 0 AND weight < 'Infinity'),
+    event_count bigint NOT NULL CHECK (event_count >= 0),
+    first_at timestamptz NOT NULL,
+    last_at timestamptz NOT NULL,
+    PRIMARY KEY (actor_id, edge_type, target_type, target_id)
+) WITH (fillfactor = 80);
+
+CREATE TABLE activity_rollup_state (
+    name text PRIMARY KEY,
+    watermark timestamptz NOT NULL,
+    updated_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+INSERT INTO activity_rollup_state (name, watermark) VALUES ('interaction_edges', 'epoch');
+
+CREATE TABLE activity_rollup_slice (
+    name text NOT NULL,
+    lower timestamptz NOT NULL,
+    upper timestamptz NOT NULL,
+    events bigint NOT NULL,
+    edges bigint NOT NULL,
+    folded_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (name, upper)
+);
+
+CREATE TABLE idempotency_key (
+    user_id text NOT NULL,
+    key text NOT NULL,
+    accepted integer NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (user_id, key)
+);
+
+CREATE INDEX idempotency_key_created_at ON idempotency_key USING brin (created_at);
+"""
+
+
+def upgrade() -> None:
+    op.execute(SQL)

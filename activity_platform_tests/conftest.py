@@ -1,0 +1,79 @@
+"""Real parts for every test: one embedded stack a session, a database cloned and a Valkey emptied per test.
+
+`POSTGRES_BIN` names the `bin` directory of another PostgreSQL than the wheel's, to run the tests on it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+import redis
+from psycopg import sql
+
+from activity_platform.local.services import DATABASE, Stack
+from activity_platform.settings import Settings
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test finds a stack that happens to run on this machine, nor leaves traces outside its directory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        patch.setenv("DAGSTER_DISABLE_TELEMETRY", "1")
+        yield
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """PostgreSQL, Valkey, S3 and the LINE simulator, migrated, for the whole session."""
+    binaries = os.environ.get("POSTGRES_BIN")
+    with Stack(
+        tmp_path_factory.mktemp("stack"),
+        durable=False,
+        postgres_binaries=Path(binaries) if binaries else None,
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def database_url(stack: Stack) -> Iterator[str]:
+    """A migrated database of the test's own, without any partition but DEFAULT."""
+    name = f"test_{next(_numbers)}"
+    identifiers = {"name": sql.Identifier(name), "template": sql.Identifier(DATABASE)}
+    with psycopg.connect(stack.database_url("postgres"), autocommit=True) as server:
+        server.execute(sql.SQL("CREATE DATABASE {name} TEMPLATE {template}").format(**identifiers))
+        yield stack.database_url(name)
+        server.execute(sql.SQL("DROP DATABASE {name} WITH (FORCE)").format(**identifiers))
+
+
+@pytest.fixture
+def connection(database_url: str) -> Iterator[psycopg.Connection]:
+    """A connection to the test's database, in autocommit."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def redis_url(stack: Stack) -> str:
+    """An empty Valkey."""
+    with redis.Redis.from_url(stack.redis_url) as client:
+        client.flushall()
+    return stack.redis_url
+
+
+@pytest.fixture
+def environment(stack: Stack, database_url: str, redis_url: str) -> dict[str, str]:
+    """The environment of a process that works on the test's database."""
+    return stack.environment | {"DATABASE_URL": database_url, "REDIS_URL": redis_url}
+
+
+@pytest.fixture
+def settings(environment: dict[str, str]) -> Settings:
+    return Settings.load(environment)

@@ -1,0 +1,67 @@
+"""The schema comes up from empty, twice, and by several at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from activity_platform import migrations
+from activity_platform.failures import PermanentFailure
+from activity_platform.local.services import Stack
+
+
+@pytest.fixture
+def empty_database_url(stack: Stack) -> Iterator[str]:
+    with psycopg.connect(stack.database_url("postgres"), autocommit=True) as server:
+        server.execute("CREATE DATABASE empty TEMPLATE template0")
+        yield stack.database_url("empty")
+        server.execute("DROP DATABASE empty WITH (FORCE)")
+
+
+def test_several_at_once_bring_an_empty_database_to_the_head(empty_database_url: str) -> None:
+    ended: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: ended.append(migrations.upgrade(empty_database_url)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert ended == [migrations.head_revision()] * 4
+    with psycopg.connect(empty_database_url) as connection:
+        assert connection.execute("SELECT name, watermark FROM activity_rollup_state").fetchall()
+
+
+def test_a_database_of_a_newer_release_is_refused(database_url: str, connection: psycopg.Connection) -> None:
+    connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(PermanentFailure, match="9999"):
+        migrations.upgrade(database_url)
+
+
+def test_edges_refuse_weights_that_are_not_finite_and_positive(connection: psycopg.Connection) -> None:
+    for weight in ("-1", "NaN", "Infinity"):
+        with pytest.raises(psycopg.errors.CheckViolation):
+            connection.execute(
+                "INSERT INTO interaction_edges VALUES ('a', 'saved', 'event', 't', %s, 1, now(), now())",
+                [float(weight)],
+            )
+
+
+def test_engagement_tells_quiet_users_from_those_never_active(connection: psycopg.Connection) -> None:
+    connection.execute(
+        """INSERT INTO line_user (organization_id, line_oa_id, line_user_id, last_activity_date) VALUES
+           (1, 1, 'quiet', clock_timestamp() - interval '31 days 1 hour'), (1, 1, 'never', NULL),
+           (1, 1, 'ahead', clock_timestamp() + interval '1 day'), (1, 1, 'odd', 'infinity')"""
+    )
+    found = connection.execute("SELECT line_user_id, inactive_days, never_active FROM line_user_engagement")
+    assert set(found) == {
+        ("quiet", 31, False),
+        ("never", None, True),
+        ("ahead", 0, False),
+        ("odd", None, False),
+    }
