@@ -139,7 +139,8 @@ class LineApi:
                 response = await self._client.get(self._profile_url + quote(user_id, safe=""))
         except (httpx.HTTPError, aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
             # The transport reports a lost connection as a timeout; the error beneath has the right name.
-            name = type(error.__cause__ or error).__name__
+            beneath = error.__cause__ if isinstance(error, httpx.HTTPError) else None
+            name = type(beneath or error).__name__
             raise Unavailable(f"no answer from LINE about {masked(user_id)} ({name})") from error
         return _understood(response, user_id)
 
