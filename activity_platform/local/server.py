@@ -135,6 +135,11 @@ class Server:
             os.kill(pid, signal.SIGKILL)
         self.stop()
 
+    def raise_if_ended(self) -> None:
+        """Raises `PlatformError` when the server ended by itself."""
+        if not self.alive:
+            raise PlatformError(f"{self.name} ended: {self._last_words()} (see {self.log})")
+
     def _last_words(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
         return lines[-1] if lines else "it said nothing"

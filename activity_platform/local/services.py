@@ -10,14 +10,11 @@ lock, too, so that a new stack waits until those of a killed one have stopped.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
 import secrets
 import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -25,13 +22,13 @@ from types import TracebackType
 from activity_platform import migrations
 from activity_platform.failures import PlatformError
 from activity_platform.local import embedded_postgres, embedded_valkey
+from activity_platform.local.files import take_lock, write_private
 from activity_platform.local.server import HOST, Server
 from activity_platform.settings import Settings
 
 DATABASE = "activity"
 DAGSTER_DATABASE = "dagster"
 BUCKET = "activity-platform"
-TAKEOVER_SECONDS = 30  # how long the servers of a killed stack may take to stop
 
 
 @dataclass
@@ -195,72 +192,3 @@ class Stack:
 
 def _module(name: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", f"activity_platform.local.{name}", *arguments]
-
-
-def take_lock(directory: Path) -> int:
-    """Makes the directory this process's own and returns the descriptor that holds it.
-
-    Waits for the servers of a killed stack to stop. Raises `PlatformError` when a stack runs on it.
-    """
-    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    deadline = time.monotonic() + TAKEOVER_SECONDS
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            owner = os.pread(descriptor, 32, 0).decode()
-            if process_lives(owner) or time.monotonic() > deadline:
-                os.close(descriptor)
-                raise PlatformError(
-                    f"a stack runs on {directory} already (process {owner or 'unknown'}): "
-                    "stop it, or choose another directory with --data-dir"
-                ) from None
-            time.sleep(0.1)
-    os.truncate(descriptor, 0)
-    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-    return descriptor
-
-
-def is_locked(directory: Path) -> bool:
-    """Whether a stack runs on the directory."""
-    try:
-        descriptor = os.open(directory / "lock", os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def process_lives(pid: str) -> bool:
-    """Whether a process of that id exists."""
-    try:
-        os.kill(int(pid), 0)
-    except (ValueError, ProcessLookupError):
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def write_private(path: Path, text: str) -> None:
-    """Writes the file in one step, readable by its owner alone."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.touch(mode=0o600)
-    unfinished.write_text(text)
-    unfinished.replace(path)
-
-
-@contextlib.contextmanager
-def environment_file(path: Path | None) -> Iterator[Path | None]:
-    """Within it, no file of an earlier stack stands at `path`; whoever enters may write a new one."""
-    if path is not None:
-        path.unlink(missing_ok=True)
-    yield path
-    if path is not None:
-        path.unlink(missing_ok=True)

@@ -1,0 +1,100 @@
+"""How the command line finds its settings, prints results and fails.
+
+Results go to standard output: as a table on a terminal, as JSON lines when piped or asked for. Everything
+else goes to standard error. A failure is one line; exit status 1 failed, 2 wrong use.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from activity_platform.failures import PlatformError, UsageError
+from activity_platform.local import registry
+from activity_platform.settings import Need, Settings
+
+FAILED = 1
+WRONG_USE = 2
+
+
+def say(text: str) -> None:
+    """A line for the person at the terminal."""
+    click.echo(text, err=True)
+
+
+def load_settings(*needs: Need) -> Settings:
+    """The settings in the environment, completed from the running stack when one of `needs` is missing.
+
+    What is set wins over the stack's. The completed environment becomes this process's own, since the AWS
+    client reads its variables there.
+    """
+    try:
+        return Settings.load(os.environ, needs=needs)
+    except UsageError:
+        stacks = registry.find()
+        if not stacks:
+            raise
+    chosen, others = stacks[0], len(stacks) - 1
+    say(f"using the stack on {chosen.directory}" + (f" (started last; {others} more run)" if others else ""))
+    os.environ.update({name: text for name, text in chosen.environment.items() if not os.environ.get(name)})
+    return Settings.load(os.environ, needs=needs)
+
+
+def print_json(result: Any) -> None:
+    """One line of JSON: a dataclass, a mapping or a value."""
+    click.echo(msgspec.json.encode(result).decode())
+
+
+def print_rows(rows: Iterable[Any], columns: Sequence[str], *, as_json: bool) -> None:
+    """Rows (dataclasses or mappings) with those columns: a table on a terminal, else a JSON line each."""
+    records = [
+        {column: record[column] for column in columns}
+        for record in (msgspec.to_builtins(row, builtin_types=()) for row in rows)
+    ]
+    if as_json or not sys.stdout.isatty():
+        for record in records:
+            print_json(record)
+        return
+    table = Table(*columns)
+    for record in records:
+        table.add_row(*("" if value is None else str(value) for value in record.values()))
+    Console().print(table)
+
+
+class Commands(click.Group):
+    """A group of commands whose failures end as one line on standard error."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        kwargs["standalone_mode"] = False
+        try:
+            status = super().main(*args, **kwargs)
+        except click.ClickException as error:
+            sys.exit(_fail(_one_line(error), WRONG_USE))
+        except click.Abort:
+            sys.exit(_fail("stopped", 128 + 2))
+        except UsageError as error:
+            sys.exit(_fail(str(error), WRONG_USE))
+        except PlatformError as error:
+            sys.exit(_fail(str(error), FAILED))
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(FAILED)
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+def _fail(text: str, status: int) -> int:
+    say(f"activity-platform: {text}")
+    return status
+
+
+def _one_line(error: click.ClickException) -> str:
+    context = getattr(error, "ctx", None)
+    hint = f" (see {context.command_path} --help)" if context is not None else ""
+    return error.format_message() + hint

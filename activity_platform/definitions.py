@@ -1,0 +1,26 @@
+"""Dagster's entry: the definitions of the domains that `DOMAINS` names, merged."""
+
+from __future__ import annotations
+
+import os
+
+import dagster as dg
+
+from activity_platform.defs import activity, resources
+from activity_platform.settings import Settings
+
+BY_DOMAIN = {"activity": activity.definitions}
+
+
+def build_defs(settings: Settings) -> dg.Definitions:
+    """Fresh definitions for those settings. Raises `UsageError` when a domain lacks one that it needs."""
+    settings.check(settings.domain_needs())
+    return dg.Definitions.merge(
+        dg.Definitions(resources=resources.resources(settings), executor=dg.in_process_executor),
+        *(BY_DOMAIN[domain]() for domain in settings.domains if domain in BY_DOMAIN),
+    )
+
+
+@dg.definitions
+def defs() -> dg.Definitions:
+    return build_defs(Settings.load(os.environ))

@@ -1,0 +1,147 @@
+"""The platform's own programs on an embedded stack: ingest, Dagster's code server, webserver and daemon."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+
+import activity_platform
+from activity_platform.failures import PlatformError
+from activity_platform.local.server import HOST, Server, free_port
+from activity_platform.local.services import Stack
+
+INGEST_PORT = 8000
+WEBSERVER_PORT = 3000
+PROJECT = Path(activity_platform.__file__).parent.parent
+
+
+class Programs:
+    """Everything that `dev` runs beside the stack, with its logs in the stack's `run` directory."""
+
+    def __init__(self, stack: Stack) -> None:
+        home = stack.directory / "dagster"
+        home.mkdir(exist_ok=True, mode=0o700)
+        shutil.copyfile(_project_file("dagster.yaml"), home / "dagster.yaml")
+        self.environment = stack.environment | {
+            "DAGSTER_HOME": str(home),
+            "DAGSTER_CODE_HOST": HOST,
+            "DAGSTER_CODE_PORT": str(free_port()),
+            "DAGSTER_DISABLE_TELEMETRY": "yes",
+            "PYTHONUNBUFFERED": "1",
+        }
+        self._run = stack.directory / "run"
+        workspace = ("--workspace", str(_project_file("workspace.yaml")))
+        bin_directory = Path(sys.executable).parent
+
+        self.ingest = self._server(
+            "ingest",
+            [str(bin_directory / "activity-platform"), "ingest"],
+            path="/readyz",
+            port=INGEST_PORT,
+        )
+        self.code = self._server(
+            "code",
+            [str(bin_directory / "dagster"), "api", "grpc", "--module-name", "activity_platform.definitions"],
+            port=int(self.environment["DAGSTER_CODE_PORT"]),
+        )
+        self.webserver = self._server(
+            "webserver",
+            [str(bin_directory / "dagster-webserver"), "--host", HOST, "--log-level", "warning", *workspace],
+            path="/server_info",
+            port=WEBSERVER_PORT,
+        )
+        self.daemon = Server(
+            name="daemon",
+            directory=self._run,
+            command=lambda _port: [
+                str(bin_directory / "dagster-daemon"),
+                *("run", "--log-level", "warning", *workspace),
+            ],
+            ready=lambda _port: True,  # it listens nowhere
+            environment=self.environment,
+        )
+
+    @property
+    def servers(self) -> tuple[Server, ...]:
+        return (self.ingest, self.code, self.webserver, self.daemon)
+
+    @property
+    def api_url(self) -> str:
+        return f"http://{HOST}:{self.ingest.port}"
+
+    @property
+    def ui_url(self) -> str:
+        return f"http://{HOST}:{self.webserver.port}"
+
+    def __enter__(self) -> Programs:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Stops all of them at once."""
+        for server in self.servers:
+            server.signal_stop()
+        for server in self.servers:
+            server.stop()
+
+    def _start(self) -> None:
+        self.ingest.launch()
+        self.code.launch()
+        self._create_dagster_tables()
+        self.webserver.launch()
+        self.daemon.launch()
+        for server in self.servers:
+            server.wait_until_ready()
+
+    def _create_dagster_tables(self) -> None:
+        # Once and before the others start: processes that create them at the same time fail.
+        done = subprocess.run(
+            [sys.executable, "-c", "from dagster import DagsterInstance; DagsterInstance.get().dispose()"],
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise PlatformError(f"Dagster's database can't be set up: {done.stderr.strip().splitlines()[-1]}")
+
+    def _server(self, name: str, command: list[str], *, port: int, path: str | None = None) -> Server:
+        def listening(port: int) -> list[str]:
+            return [*command, "--port", str(port)]
+
+        if path is None:
+            return Server(name, self._run, listening, port=port, environment=self.environment)
+        return Server(
+            name,
+            self._run,
+            listening,
+            ready=lambda port: _answers(f"http://{HOST}:{port}{path}"),
+            port=port,
+            environment=self.environment,
+        )
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=5).is_success
+    except httpx.HTTPError:
+        return False
+
+
+def _project_file(name: str) -> Path:
+    path = PROJECT / name
+    if not path.exists():
+        raise PlatformError(f"{name} is missing beside the package: run this from a checkout of the project")
+    return path
