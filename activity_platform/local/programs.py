@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
@@ -13,7 +14,6 @@ import httpx
 import activity_platform
 from activity_platform.failures import PlatformError
 from activity_platform.local.server import HOST, Server, free_port
-from activity_platform.local.services import Stack
 
 INGEST_PORT = 8000
 WEBSERVER_PORT = 3000
@@ -21,20 +21,22 @@ PROJECT = Path(activity_platform.__file__).parent.parent
 
 
 class Programs:
-    """Everything that `dev` runs beside the stack, with its logs in the stack's `run` directory."""
+    """Everything that `dev` runs beside the stack. `directory` takes Dagster's home and the logs (`run`)."""
 
-    def __init__(self, stack: Stack) -> None:
-        home = stack.directory / "dagster"
-        home.mkdir(exist_ok=True, mode=0o700)
+    def __init__(self, directory: Path, environment: Mapping[str, str]) -> None:
+        home = directory / "dagster"
+        self._run = directory / "run"
+        for part in (home, self._run):
+            part.mkdir(exist_ok=True, parents=True, mode=0o700)
         shutil.copyfile(_project_file("dagster.yaml"), home / "dagster.yaml")
-        self.environment = stack.environment | {
+        self.environment = {
+            **environment,
             "DAGSTER_HOME": str(home),
             "DAGSTER_CODE_HOST": HOST,
             "DAGSTER_CODE_PORT": str(free_port()),
             "DAGSTER_DISABLE_TELEMETRY": "yes",
             "PYTHONUNBUFFERED": "1",
         }
-        self._run = stack.directory / "run"
         workspace = ("--workspace", str(_project_file("workspace.yaml")))
         bin_directory = Path(sys.executable).parent
 

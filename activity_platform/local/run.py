@@ -86,7 +86,7 @@ def _migrated_stack(data_directory: Path) -> Iterator[Stack]:
 def _platform(data_directory: Path, console: Console) -> Iterator[tuple[Stack, Programs]]:
     console.print(f"starting on {data_directory} …")
     with _migrated_stack(data_directory) as stack:
-        programs = Programs(stack)
+        programs = Programs(stack.directory, stack.environment)
         with (
             labelled_logs(programs.servers, console),
             programs,
