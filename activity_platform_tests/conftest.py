@@ -64,7 +64,7 @@ def connection(database_url: str) -> Iterator[psycopg.Connection]:
 def redis_url(stack: Stack) -> str:
     """An empty Valkey."""
     with redis.Redis.from_url(stack.redis_url) as client:
-        client.flushall()
+        client.flushdb()
     return stack.redis_url
 
 

@@ -1,0 +1,82 @@
+"""An event posted over HTTP becomes an edge, by the schedule's run in the daemon."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import psycopg
+
+from activity_platform.ingest.auth import development_token
+from activity_platform.local.programs import Programs
+from activity_platform.settings import Settings
+
+NEXT_MINUTE_SECONDS = 150  # the schedule's minute, the start of a run, on a machine that is busy with tests
+
+MATERIALIZATIONS = """
+{ assetOrError(assetKey: {path: ["interaction_edges"]}) { ... on Asset {
+    assetMaterializations(limit: 5) {
+      runOrError { ... on Run { status tags { key value } } }
+      metadataEntries { label ... on IntMetadataEntry { intValue } ... on FloatMetadataEntry { floatValue } }
+    } } } }
+"""
+
+
+def until(condition: Callable[[], Any], seconds: float) -> Any:
+    """What `condition` returns once it is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.5)
+    return found
+
+
+def test_an_event_posted_over_http_is_read_back_as_an_edge(platform: Programs) -> None:
+    settings = Settings.load(platform.environment)
+    headers = {"Authorization": f"Bearer {development_token(settings, 'ann')}"}
+    events = [
+        {"verb": "save", "object_type": "event", "object_id": "e1"},
+        {"verb": "rsvp", "object_type": "event", "object_id": "e1"},
+        {"verb": "attend", "object_type": "event", "object_id": "e1"},
+        {"verb": "impression", "object_type": "event", "object_id": "e2", "context": {"rank": 1}},
+    ]
+    with httpx.Client(base_url=platform.api_url, headers=headers) as client:
+        answer = client.post("/api/v1/activity/events", json={"events": events})
+        assert (answer.status_code, answer.json()) == (202, {"accepted": 4})
+
+        def edges() -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = client.get("/api/v1/activity/edges").json()["edges"]
+            return found
+
+        found = until(edges, NEXT_MINUTE_SECONDS)
+
+    assert [
+        (edge["edge_type"], edge["target_id"], edge["weight"], edge["event_count"]) for edge in found
+    ] == [
+        ("attended", "e1", 6.0, 2),
+        ("saved", "e1", 3.0, 1),
+    ]
+    with psycopg.connect(settings.database_url) as connection:
+        assert connection.execute("SELECT count(*) FROM activity_events").fetchone() == (4,)
+
+
+def test_the_materialization_shows_what_the_run_folded(platform: Programs) -> None:
+    def folded() -> dict[str, Any] | None:
+        answer = httpx.post(f"{platform.ui_url}/graphql", json={"query": MATERIALIZATIONS}).json()
+        for materialization in answer["data"]["assetOrError"]["assetMaterializations"]:
+            numbers = {
+                entry["label"]: entry.get("intValue", entry.get("floatValue"))
+                for entry in materialization["metadataEntries"]
+            }
+            tags = {tag["key"]: tag["value"] for tag in materialization["runOrError"]["tags"]}
+            if numbers["events_folded"] == 3:
+                return numbers | tags
+        return None
+
+    numbers = until(folded, NEXT_MINUTE_SECONDS)
+    assert numbers["edges_touched"] == 2
+    assert numbers["lag_seconds"] >= 0
+    assert numbers["dagster/schedule_name"] == "interaction_edges_schedule"
+    assert numbers["job_class"] == "fold"
