@@ -3,7 +3,7 @@
 .PHONY: help demo test verify check bench dev lock clean
 
 BIN   := .venv/bin
-READY := .venv/.ready
+READY := .venv/.ready$(subst /,_,$(PYTHON))
 SUITE ?= all
 
 help:            ## this list
