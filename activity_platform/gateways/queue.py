@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import islice
 from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
@@ -87,11 +87,16 @@ class Entry:
 
 @dataclass(frozen=True)
 class Page:
-    """Entries in order; `more` if the stream holds others after them; the age of the first."""
+    """Entries in order; `more` if the stream holds others after them; when Redis read it, by its clock."""
 
     entries: tuple[Entry, ...]
     more: bool
-    oldest_seconds: float | None
+    read_at: datetime
+
+    @property
+    def oldest_seconds(self) -> float | None:
+        """How long the first has waited; None when there is none."""
+        return _age(self.entries[0].entry_id, self.read_at) if self.entries else None
 
 
 @dataclass(frozen=True)
@@ -273,7 +278,7 @@ class Queues:
             pipeline.time()
             found, time = pipeline.execute()
         entries = tuple(_entry(queue, *raw) for raw in islice(found, count))
-        return Page(entries, len(found) > count, _age(entries[0].entry_id, time) if entries else None)
+        return Page(entries, len(found) > count, _moment(time))
 
     def get(self, queue: str, entry_id: str) -> Entry | None:
         """The entry, unless it is finished, buried or never was."""
@@ -343,7 +348,7 @@ class Queues:
             pipeline.time()
             *answers, time = pipeline.execute()
         return [
-            QueueStatus(queue, depth, dead, _age(_text(head[0][0]), time) if head else None)
+            QueueStatus(queue, depth, dead, _age(_text(head[0][0]), _moment(time)) if head else None)
             for queue, (depth, dead, head) in zip(queues, _chunks(answers, 3), strict=True)
         ]
 
@@ -411,9 +416,13 @@ def _dead_letter(queue: str, raw_id: bytes, fields: dict[bytes, bytes]) -> DeadL
     )
 
 
-def _age(entry_id: str, time: tuple[int, int]) -> float:
+def _age(entry_id: str, now: datetime) -> float:
+    return max(0.0, now.timestamp() - id_order(entry_id)[0] / 1e3)
+
+
+def _moment(time: tuple[int, int]) -> datetime:
     seconds, microseconds = time
-    return max(0.0, seconds + microseconds / 1e6 - id_order(entry_id)[0] / 1e3)
+    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=microseconds)
 
 
 def _chunks(items: Iterable[T], size: int) -> Iterator[tuple[T, ...]]:

@@ -1,0 +1,159 @@
+"""Copies of line_user rows in Redis, at `LINE_USER:<lineUserId>`, that other flows write and read.
+
+A copy is a JSON object in camelCase or snake_case. It only hints at the row: one that is garbage, or belongs
+to the same person in another OA, says nothing. It is never made here, and keeps its time to live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import msgspec
+import redis
+
+from activity_platform.gateways.queue import PayloadId, outages_named, payload_id
+from activity_platform.last_activity.messages import UserKey
+
+KEY_PREFIX = "LINE_USER:"
+CAMEL_CASE = ("lastActivityType", "lastActivityStatus", "lastActivityPeriod", "lastActivityDate")
+SNAKE_CASE = ("last_activity_type", "last_activity_status", "last_activity_period", "last_activity_date")
+
+# KEYS: copies. ARGV: "last" or not, then for each key what is expected ('' for nothing) and its new bytes.
+# Returns key numbers and bytes of copies that are others than expected; the last time it deletes these.
+# MGET of one key, since GET fails on a key that holds no string. Plain SET would end the time to live.
+_COMPARE_AND_SET = """
+local changed = {}
+for i = 1, #KEYS do
+  local now = redis.call('MGET', KEYS[i])[1]
+  if now and now == ARGV[2 * i] then redis.call('SET', KEYS[i], ARGV[2 * i + 1], 'KEEPTTL')
+  elseif now and ARGV[1] == 'last' then redis.call('DEL', KEYS[i])
+  elseif now then changed[#changed + 1] = {i, now} end
+end
+return changed
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class UserRow:
+    """The last activity that a row holds."""
+
+    user: UserKey
+    type: str | None
+    status: str | None
+    period: str | None
+    date: datetime | None
+
+
+class _Copy(msgspec.Struct):
+    id: PayloadId | None = None
+    organizationId: PayloadId | None = None  # noqa: N815
+    organization_id: PayloadId | None = None
+    lineOaId: PayloadId | None = None  # noqa: N815
+    line_oa_id: PayloadId | None = None
+    lastActivityDate: Any = None  # noqa: N815
+    last_activity_date: Any = None
+
+    def belongs_to(self, user: UserKey) -> bool:
+        organization_id = self.organizationId or self.organization_id
+        line_oa_id = self.lineOaId or self.line_oa_id
+        return (
+            organization_id is not None
+            and line_oa_id is not None
+            and payload_id(organization_id) == user.organization_id
+            and payload_id(line_oa_id) == user.line_oa_id
+        )
+
+
+_copy_decoder = msgspec.json.Decoder(_Copy)
+_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def read(client: redis.Redis, line_user_ids: Collection[str]) -> dict[str, bytes]:
+    """The copies that there are, by LINE user id. One round trip."""
+    if not line_user_ids:
+        return {}
+    with outages_named():
+        values = client.mget([KEY_PREFIX + one for one in line_user_ids])
+    found = zip(line_user_ids, cast(list[bytes | None], values), strict=True)
+    return {line_user_id: value for line_user_id, value in found if value}
+
+
+def row_id(copy: bytes, user: UserKey) -> int | None:
+    """The row's id, if the copy is one of that user."""
+    try:
+        fields = _copy_decoder.decode(copy)
+        return payload_id(fields.id) if fields.id is not None and fields.belongs_to(user) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def renewed(copy: bytes, row: UserRow) -> bytes | None:
+    """The copy with the row's last activity; None if it isn't that user's, or not older than the row.
+
+    Everything else in it stays as it is written, to the byte.
+    """
+    try:
+        known = _copy_decoder.decode(copy)
+        if row.date is None or not known.belongs_to(row.user):
+            return None
+        date = _moment(known.lastActivityDate or known.last_activity_date)
+        if date is not None and date >= row.date:
+            return None
+        fields: dict[str, Any] = dict(_fields_decoder.decode(copy))
+    except (ValueError, RecursionError):
+        return None
+    names = SNAKE_CASE if known.line_oa_id is not None else CAMEL_CASE
+    fields.update(zip(names, (row.type, row.status, row.period, row.date), strict=True))
+    return msgspec.json.encode(fields)
+
+
+def renew(client: redis.Redis, rows: Iterable[UserRow], copies: Mapping[str, bytes]) -> None:
+    """Gives every copy that exists the values of its row. `copies` are those read before the rows changed.
+
+    A copy that somebody replaced meanwhile is renewed from its new bytes, and deleted if it is replaced
+    once more. One round trip; two when a copy was replaced.
+    """
+    by_person: dict[str, list[UserRow]] = {}
+    for row in rows:
+        by_person.setdefault(row.user.line_user_id, []).append(row)
+    expected: dict[str, bytes] = {person: copies.get(person, b"") for person in by_person}
+    changed = _compare_and_set(client, _changes(expected, by_person), last=False)
+    _compare_and_set(client, _changes(changed, by_person), last=True)
+
+
+def _changes(
+    copies: Mapping[str, bytes], by_person: Mapping[str, Sequence[UserRow]]
+) -> dict[str, tuple[bytes, bytes]]:
+    changes = {}
+    for person, copy in copies.items():
+        new = (renewed(copy, row) for row in by_person[person]) if copy else iter([b""])
+        if (chosen := next((one for one in new if one is not None), None)) is not None:
+            changes[person] = (copy, chosen)
+    return changes
+
+
+def _compare_and_set(
+    client: redis.Redis, changes: Mapping[str, tuple[bytes, bytes]], *, last: bool
+) -> dict[str, bytes]:
+    if not changes:
+        return {}
+    people = list(changes)
+    keys = [KEY_PREFIX + person for person in people]
+    values = [value for change in changes.values() for value in change]
+    with outages_named():
+        changed = client.eval(_COMPARE_AND_SET, len(keys), *keys, "last" if last else "", *values)
+    return {people[number - 1]: copy for number, copy in cast(list[tuple[int, bytes]], changed)}
+
+
+def _moment(value: object) -> datetime | None:
+    """A date of a copy; without an offset it is UTC."""
+    try:
+        moment = datetime.fromisoformat(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+    if moment is None or moment.tzinfo is not None:
+        return moment
+    return moment.replace(tzinfo=UTC)
