@@ -1,0 +1,104 @@
+"""The fold's statements. Bounds of a window are exclusive below and inclusive above.
+
+A window touches the partitions that overlap it and DEFAULT; within one, the BRIN index on created_at finds
+the blocks. An event counts when its verb has an edge rule.
+"""
+
+from __future__ import annotations
+
+from psycopg import sql
+
+from activity_platform.activity.vocabulary import EDGE_RULES
+
+STATE = "interaction_edges"
+
+_RULES = sql.SQL(", ").join(
+    sql.SQL("({}, {}, {}::float8)").format(str(verb), str(rule.edge_type), float(rule.weight))
+    for verb, rule in EDGE_RULES.items()
+)
+_FOLDABLE_VERBS = sql.SQL(", ").join(sql.Literal(str(verb)) for verb in EDGE_RULES)
+
+#: The state's row is the fold's lock; a second fold finds none and is busy. Primary key.
+LOCK_STATE = """
+    SELECT watermark FROM activity_rollup_state WHERE name = %(name)s FOR UPDATE SKIP LOCKED
+"""
+
+#: Primary key.
+READ_STATE = """
+    SELECT watermark FROM activity_rollup_state WHERE name = %(name)s
+"""
+
+#: Primary key.
+ADVANCE = """
+    UPDATE activity_rollup_state SET watermark = %(upper)s, updated_at = clock_timestamp()
+    WHERE name = %(name)s
+"""
+
+#: Primary key. A watermark that was set back by hand folds into the same slice again.
+RECORD_SLICE = """
+    INSERT INTO activity_rollup_slice AS slice (name, lower, upper, events, edges)
+    VALUES (%(name)s, %(lower)s, %(upper)s, %(events)s, %(edges)s)
+    ON CONFLICT (name, upper) DO UPDATE
+    SET events = slice.events + excluded.events, edges = greatest(slice.edges, excluded.edges)
+"""
+
+_WRITERS = """
+    FROM pg_locks
+    WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND granted
+      AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND pg_partition_root(relation::regclass) = 'activity_events'::regclass
+"""
+
+#: Who may still write to the log, from memory of the server; no table is read. Every INSERT, UPDATE, DELETE
+#: and COPY holds a RowExclusiveLock, also one that names a partition. A start is hidden from a role without
+#: pg_read_all_stats, and not kept where track_activities is off.
+OPEN_WRITERS = f"""
+    SELECT statement_timestamp() AS now,
+           min(activity.xact_start) AS oldest_start,
+           count(*) FILTER (
+               WHERE activity.pid IS NOT NULL AND activity.xact_start IS NULL
+                 AND coalesce(activity.state, 'disabled') = 'disabled'
+           ) AS hidden
+    FROM (SELECT DISTINCT pid {_WRITERS} AND pid IS NOT NULL) AS writer
+    LEFT JOIN pg_stat_activity AS activity USING (pid)
+"""  # noqa: S608
+
+#: Prepared transactions that wrote to the log; they have no process and tell no start.
+PREPARED_WRITERS = f"SELECT count(*) {_WRITERS} AND pid IS NULL"
+
+#: How many events of a window fold, counted up to `most` (null: all).
+COUNT_FOLDABLE = sql.SQL("""
+    SELECT count(*) FROM (
+        SELECT FROM activity_events
+        WHERE created_at > %(lower)s AND created_at <= %(upper)s AND verb IN ({verbs})
+        LIMIT %(most)s
+    ) AS foldable
+""").format(verbs=_FOLDABLE_VERBS)
+
+#: Adds a window to the edges. Keys are sorted, so that two writers who both sort can't deadlock. Only adds:
+#: what an edge already has never shrinks. Conflicts are found by the primary key.
+FOLD = sql.SQL("""
+    INSERT INTO interaction_edges AS edge
+        (actor_id, edge_type, target_type, target_id, weight, event_count, first_at, last_at)
+    SELECT event.user_id, rule.edge_type, event.object_type, event.object_id,
+           sum(rule.weight), count(*), min(event.created_at), max(event.created_at)
+    FROM activity_events AS event
+    JOIN (VALUES {rules}) AS rule (verb, edge_type, weight) ON rule.verb = event.verb
+    WHERE event.created_at > %(lower)s AND event.created_at <= %(upper)s
+    GROUP BY event.user_id, rule.edge_type, event.object_type, event.object_id
+    ORDER BY event.user_id, rule.edge_type, event.object_type, event.object_id
+    ON CONFLICT (actor_id, edge_type, target_type, target_id) DO UPDATE
+    SET weight = edge.weight + excluded.weight,
+        event_count = edge.event_count + excluded.event_count,
+        first_at = least(edge.first_at, excluded.first_at),
+        last_at = greatest(edge.last_at, excluded.last_at)
+""").format(rules=_RULES)
+
+#: Events stamped after the watermark and up to now, counted up to `most`.
+COUNT_WAITING = """
+    SELECT count(*) FROM (
+        SELECT FROM activity_events
+        WHERE created_at > %(lower)s AND created_at <= %(upper)s
+        LIMIT %(most)s
+    ) AS waiting
+"""
