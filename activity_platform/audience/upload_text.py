@@ -11,7 +11,7 @@ from typing import Literal
 
 from activity_platform.failures import PermanentFailure
 
-# Five times a file of 1.5 million ids, LINE's limit for one audience; about what the parser can hold.
+# Five times 1.5 million ids, LINE's limit for one audience: room for the other columns of an export.
 MOST_INFLATED_BYTES = 256 * 1024 * 1024
 
 _SAMPLE_BYTES = 1024

@@ -404,20 +404,18 @@ def framed(draw: st.DrawFn) -> Framed:
             return '"' + text.replace('"', '""') + '"'
         return text
 
-    text, line, entries = "", 1, []
+    text, entries = "", []
     if draw(st.booleans()):
         text += delimiter.join(cell("column") for _ in range(columns)) + draw(end)
-        line += 1
     for entry in draw(st.lists(ids | ids | ids | broken_ids | st.just(""), max_size=20)):
         if entry:
-            entries.append((line, entry))
+            entries.append((1 + len(re.findall("\r\n?|\n", text)), entry))
             cells = [cell(draw(notes)) for _ in range(columns)]
             cells[column] = draw(blanks) + cell(draw(blanks) + entry + draw(blanks)) + draw(blanks)
             row = delimiter.join(cells)
         else:
             row = delimiter * draw(st.integers(0, columns))
         text += row + draw(end)
-        line += len(re.findall("\r\n?|\n", row)) + 1
     text = text.rstrip("\r\n") if draw(st.booleans()) else text
     encoding = draw(st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"]))
     data = text.encode(encoding)
