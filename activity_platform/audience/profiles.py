@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Protocol
 
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
 
 from activity_platform.gateways.line_api import NoAnswer, NotFound, Profile, RateLimited
 
@@ -47,8 +47,8 @@ class MissingIds(Protocol):
 class FetchPolicy:
     """How hard LINE is asked, and how patiently. Times are seconds.
 
-    - `workers`: requests under way at once. The default is half of what `rate_limit.most_in_flight` says of
-      LINE's 2,000 a second, because two runs of one OA may work at once.
+    - `workers`: requests under way at once. The default is `rate_limit.workers_of_a_run` of LINE's 2,000 a
+      second; pass what it says of another limit.
     - `chunk`: ids that are asked for and not kept yet, at most: what a kill loses.
     - `chunk_seconds`: answers are handed on at least this often, so that people see progress.
     - `attempts` for one id, `first_wait` after the first, then twice as long up to `longest_wait`, each time
@@ -174,7 +174,7 @@ class _Inquiry:
         # One half of a chunk is asked for while the other is kept. With more workers than that, all the room
         # could be taken by ids under way.
         self._enough = max(1, policy.chunk // 2)
-        self._workers = min(policy.workers, self._enough)
+        self._workers = max(1, min(policy.workers, self._enough))
         self._ready = asyncio.Event()
         self._ended = False
 
@@ -242,7 +242,7 @@ class _Inquiry:
         return AsyncRetrying(
             retry=retry_if_exception(lambda error: isinstance(error, NoAnswer) and not self.gave_up),
             stop=stop_after_attempt(policy.attempts),
-            wait=wait_exponential_jitter(policy.first_wait, policy.longest_wait, jitter=policy.jitter),
+            wait=wait_exponential(policy.first_wait, max=policy.longest_wait) + wait_random(0, policy.jitter),
             sleep=sleep,
             reraise=True,
         )

@@ -35,11 +35,12 @@ BLOCK_SECONDS = 0.01
 MAX_AGE_SECONDS = 0.05
 TRANSIT_SECONDS = 0.09
 SLACK_SECONDS = BLOCK_SECONDS + MAX_AGE_SECONDS + TRANSIT_SECONDS
+RUNS_AT_ONCE = 2  # of one OA, by the limits of dagster.yaml
 
 PAUSE_SECONDS = 1.0  # LINE's windows are a second long, and it names no time to wait
 MAX_PAUSE_SECONDS = 60.0
-SLOWEST = 16.0
-RECOVERY_SECONDS = 10.0  # in which a slowed channel doubles its pace again
+SLOWEST = 8.0
+RECOVERY_SECONDS = 5.0  # in which a slowed channel doubles its pace again
 FAR_SECONDS = 300
 FORGET_SECONDS = 600  # longer than the longest pause and the recovery after it
 STALE_RESERVATIONS = 100
@@ -96,7 +97,8 @@ class ChannelPermits:
     """The permits of one channel as one process takes them. Any number of tasks may wait at once.
 
     `channel` names the state in Redis: processes with the same one share the limit, and must agree on
-    `per_second`. `clock` gives seconds that only grow.
+    `per_second`. `pause_seconds` is what a refusal costs when LINE names no time. `clock` gives seconds that
+    only grow.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class ChannelPermits:
         channel: str,
         per_second: int,
         *,
+        pause_seconds: float = PAUSE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -112,6 +115,7 @@ class ChannelPermits:
         self._interval = interval_microseconds(per_second)
         self._reserve_script = redis.register_script(_RESERVE)
         self._slow_down_script = redis.register_script(_SLOW_DOWN)
+        self._pause_seconds = pause_seconds
         self._clock = clock
         self._sleep = sleep
         self._turn = asyncio.Lock()
@@ -137,7 +141,7 @@ class ChannelPermits:
     async def slow_down(self, pause_seconds: float | None = None) -> None:
         """Nobody gets a permit of this channel for `pause_seconds`, and half the pace follows, which recovers
         in `RECOVERY_SECONDS`. To be called when LINE says that it was asked too fast."""
-        pause = min(PAUSE_SECONDS if pause_seconds is None else pause_seconds, MAX_PAUSE_SECONDS)
+        pause = min(self._pause_seconds if pause_seconds is None else pause_seconds, MAX_PAUSE_SECONDS)
         self._left = 0
         await self._call(self._slow_down_script, int(pause * 1_000_000), SLOWEST)
 
@@ -169,3 +173,8 @@ def most_in_flight(per_second: int) -> int:
     """How many requests of a channel, all processes together, may be under way at once for the limit to hold
     whatever their delays; at least 1."""
     return max(1, int(TRANSIT_SECONDS * 1_000_000) // interval_microseconds(per_second))
+
+
+def workers_of_a_run(per_second: int) -> int:
+    """How many requests one run may have under way, so that `RUNS_AT_ONCE` keep to `most_in_flight`."""
+    return max(1, most_in_flight(per_second) // RUNS_AT_ONCE)
