@@ -1,7 +1,5 @@
 """Dagster's entry: the definitions of the domains that `DOMAINS` names, merged."""
 
-from __future__ import annotations
-
 import os
 
 import dagster as dg

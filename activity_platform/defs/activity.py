@@ -1,7 +1,5 @@
 """Activity in Dagster: the log as an observed asset, edges and partitions as scheduled ones."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import dagster as dg
@@ -75,7 +73,7 @@ def activity_event_partitions(
     )
 
 
-@dg.op(out={})
+@dg.op(out=dg.Out(dg.Nothing))
 def observe_activity_events(context: dg.OpExecutionContext, settings: SettingsResource) -> None:
     """Records how large the log is."""
     with postgres.connect(settings.database_url, application_name="activity-platform observe") as connection:

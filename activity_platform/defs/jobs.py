@@ -1,7 +1,5 @@
 """What the jobs of all domains share: their tags, and schedules that never start one twice."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 import dagster as dg

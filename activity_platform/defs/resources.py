@@ -1,7 +1,5 @@
 """What the ops, assets and sensors of all domains are given."""
 
-from __future__ import annotations
-
 from typing import TypeAlias
 
 import dagster as dg
