@@ -24,7 +24,7 @@ MOST_TARGETS = 200
 #: Reads the rows of one actor by the primary key, which starts with it. An infinite time is given as the end
 #: of what clients can hold. `%(now)s` null is the time of the statement. Columns are those of `Edge`.
 #: The strength of what ranks below -1000 is 0, and the exponent goes in two halves: float8 raises an error
-#: on underflow.
+#: on underflow. The columns' collation makes text order byte order.
 LIST_EDGES = """
     SELECT edge_type, target_type, target_id,
            CASE WHEN rank > -1000
@@ -46,10 +46,10 @@ LIST_EDGES = """
           AND (%(edge_type)s::text IS NULL OR edge_type = %(edge_type)s)
           AND (%(target_type)s::text IS NULL
                OR target_type = %(target_type)s AND target_id = ANY (%(target_ids)s::text[]))
-        ORDER BY rank DESC, target_type COLLATE "C", target_id COLLATE "C", edge_type COLLATE "C"
+        ORDER BY rank DESC, target_type, target_id, edge_type
         LIMIT %(limit)s
     ) AS strongest
-    ORDER BY rank DESC, target_type COLLATE "C", target_id COLLATE "C", edge_type COLLATE "C"
+    ORDER BY rank DESC, target_type, target_id, edge_type
 """
 
 

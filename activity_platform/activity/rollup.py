@@ -8,6 +8,7 @@ one does. The clock is that of the database. Everything here is plain SQL on one
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ T = TypeVar("T")
 #: Events that fold in one transaction: about a second of work, and of waiting for whoever needs the table.
 SLICE_EVENTS = 100_000
 WAITING_AT_MOST = 1_000_000
+LATE_WINDOW = timedelta(hours=1)
 TICK = timedelta(microseconds=1)
 
 #: Another writer of edges or a maintenance step is waited for in short turns. Each is shorter than
@@ -149,6 +151,24 @@ def read_bound(connection: psycopg.Connection, *, lag_seconds: float) -> Bound:
     return Bound(now, behind, Hold.LAG, oldest_start)
 
 
+def count_late(connection: psycopg.Connection, watermark: datetime) -> int:
+    """Events stamped at or before the watermark that no slice folded.
+
+    Looked for in the last hour before the watermark and in one older slice, never in the whole log. A span
+    that no slice covers, as when the watermark was moved by hand, counts as not folded. So does an event
+    that commits while its own window is being folded, which only one with a stamp of its own can.
+    """
+    name = {"name": rollup_sql.STATE}
+    hour_ago = name | {"upper": watermark - LATE_WINDOW}
+    ((recent,),) = connection.execute(rollup_sql.SLICE_END_BEFORE, hour_ago)
+    spans = [(recent, watermark)]
+    spans += connection.execute(
+        rollup_sql.ANY_SLICE,
+        name | {"upper": recent, "where": random.random()},  # noqa: S311  (any slice will do)
+    ).fetchall()
+    return sum(_unfolded(connection, lower, upper) for lower, upper in spans)
+
+
 def read_watermark(connection: psycopg.Connection) -> datetime:
     """Up to where the log is folded. Raises `PermanentFailure` when the state's row is missing."""
     row = connection.execute(rollup_sql.READ_STATE, {"name": rollup_sql.STATE}).fetchone()
@@ -228,6 +248,13 @@ def _foldable(connection: psycopg.Connection, lower: datetime, upper: datetime, 
     return int(events)
 
 
+def _unfolded(connection: psycopg.Connection, lower: datetime, upper: datetime) -> int:
+    # The slices first: one that is folded in between then counts as logged only, and no late event is missed.
+    window = {"name": rollup_sql.STATE, "lower": lower, "upper": upper}
+    ((folded,),) = connection.execute(rollup_sql.FOLDED, window)
+    return max(0, _foldable(connection, lower, upper, None) - int(folded))
+
+
 def _yielding(work: Callable[[], T]) -> T:
     """Does `work` again, whole, when another writer of the edges was in its way."""
     patience_ends = time.monotonic() + LOCK_PATIENCE_SECONDS
@@ -257,7 +284,7 @@ def _result(connection: psycopg.Connection, start: datetime, slices: list[Slice]
         lag_seconds=(now - watermark).total_seconds(),
         busy=bound.reason is Hold.BUSY,
         waiting=waiting,
-        late=0,
+        late=count_late(connection, watermark),
         oldest_writer_seconds=_age(bound, now),
         bound_reason=bound.reason,
     )

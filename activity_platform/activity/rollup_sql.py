@@ -102,3 +102,59 @@ COUNT_WAITING = """
         LIMIT %(most)s
     ) AS waiting
 """
+
+#: The end of the newest slice that ends at or before `upper`; a date before all others if there is none.
+#: Primary key.
+SLICE_END_BEFORE = """
+    SELECT coalesce(max(upper), '0001-01-02 UTC') FROM activity_rollup_slice
+    WHERE name = %(name)s AND upper <= %(upper)s
+"""
+
+#: Events that slices within a window say they folded. Primary key.
+FOLDED = """
+    SELECT coalesce(sum(events), 0)::bigint FROM activity_rollup_slice
+    WHERE name = %(name)s AND upper > %(lower)s AND upper <= %(upper)s
+"""
+
+#: A slice chosen at random among those that end up to `upper` and whose rows are not dropped yet, from the
+#: end of the slice before it. Primary key; the bounds are a few rows of the catalog.
+ANY_SLICE = r"""
+    SELECT (SELECT coalesce(max(upper), '0001-01-02 UTC') FROM activity_rollup_slice AS before
+            WHERE before.name = slice.name AND before.upper < slice.upper), slice.upper
+    FROM activity_rollup_slice AS slice
+    CROSS JOIN (
+        SELECT greatest(min(upper), (
+            SELECT min((regexp_match(pg_get_expr(child.relpartbound, child.oid), $$FROM \('([^']+)'\)$$))[1]
+                       ::timestamptz)
+            FROM pg_inherits JOIN pg_class AS child ON child.oid = inhrelid
+            WHERE inhparent = 'activity_events'::regclass)) AS first
+        FROM activity_rollup_slice WHERE name = %(name)s
+    ) AS kept
+    WHERE slice.name = %(name)s AND slice.upper <= %(upper)s
+      AND slice.upper >= kept.first + %(where)s * (%(upper)s::timestamptz - kept.first)
+    ORDER BY slice.upper
+    LIMIT 1
+"""
+
+#: The window's events by edge beside what the edges hold: an edge that began in the window holds those and
+#: no more, an older one at least those. Edges by primary key.
+COMPARE_EDGES = sql.SQL("""
+    SELECT count(*), coalesce(sum(logged.events), 0)::bigint,
+           coalesce(sum(greatest(0, logged.events - coalesce(edge.event_count, 0))), 0)::bigint AS missing,
+           coalesce(sum(greatest(0, edge.event_count - logged.events))
+                    FILTER (WHERE edge.first_at > %(lower)s), 0)::bigint AS extra
+    FROM (
+        SELECT event.user_id, rule.edge_type, event.object_type, event.object_id, count(*) AS events
+        FROM activity_events AS event
+        JOIN (VALUES {rules}) AS rule (verb, edge_type) ON rule.verb = event.verb
+        WHERE event.created_at > %(lower)s AND event.created_at <= %(upper)s
+        GROUP BY event.user_id, rule.edge_type, event.object_type, event.object_id
+    ) AS logged
+    LEFT JOIN interaction_edges AS edge
+        ON (edge.actor_id, edge.edge_type, edge.target_type, edge.target_id)
+         = (logged.user_id, logged.edge_type, logged.object_type, logged.object_id)
+""").format(
+    rules=sql.SQL(", ").join(
+        sql.SQL("({}, {})").format(str(verb), str(rule.edge_type)) for verb, rule in EDGE_RULES.items()
+    )
+)

@@ -7,6 +7,9 @@ DEFAULT takes what no month does.
 Weights are finite and not negative. They are multiples of 0.5 (activity/vocabulary.py), which float8 adds
 exactly up to 2^52. Only the primary key is indexed on interaction_edges and a part of each page stays free,
 so that the fold's updates are HOT.
+
+Ids and words are compared as bytes (COLLATE "C") in the log and the edges: sorting is cheap, the primary key
+does not depend on the system's locale data, and order is the same on every server.
 """
 
 from alembic import op
@@ -17,10 +20,10 @@ down_revision = None
 SQL = """
 CREATE TABLE activity_events (
     id bigint GENERATED ALWAYS AS IDENTITY,
-    user_id text NOT NULL,
-    verb text NOT NULL,
-    object_type text NOT NULL,
-    object_id text NOT NULL,
+    user_id text COLLATE "C" NOT NULL,
+    verb text COLLATE "C" NOT NULL,
+    object_type text COLLATE "C" NOT NULL,
+    object_id text COLLATE "C" NOT NULL,
     surface text,
     context jsonb,
     created_at timestamptz NOT NULL DEFAULT clock_timestamp()
@@ -32,10 +35,10 @@ CREATE INDEX activity_events_created_at ON activity_events USING brin (created_a
 CREATE TABLE activity_events_default PARTITION OF activity_events DEFAULT;
 
 CREATE TABLE interaction_edges (
-    actor_id text NOT NULL,
-    edge_type text NOT NULL,
-    target_type text NOT NULL,
-    target_id text NOT NULL,
+    actor_id text COLLATE "C" NOT NULL,
+    edge_type text COLLATE "C" NOT NULL,
+    target_type text COLLATE "C" NOT NULL,
+    target_id text COLLATE "C" NOT NULL,
     weight double precision NOT NULL CHECK (weight >= 0 AND weight < 'Infinity'),
     event_count bigint NOT NULL CHECK (event_count >= 0),
     first_at timestamptz NOT NULL,
