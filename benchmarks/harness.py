@@ -124,9 +124,11 @@ def compare(
 @contextmanager
 def stack() -> Iterator[Stack]:
     """An embedded stack of the suite's own, with PostgreSQL's default durability."""
-    with tempfile.TemporaryDirectory(prefix="activity-platform-bench-") as directory:
-        with Stack(Path(directory)) as running:
-            yield running
+    with (
+        tempfile.TemporaryDirectory(prefix="activity-platform-bench-") as directory,
+        Stack(Path(directory)) as running,
+    ):
+        yield running
 
 
 def print_line(comparison: Comparison) -> None:

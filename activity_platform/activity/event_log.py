@@ -1,0 +1,208 @@
+"""Appending to activity_events: whole requests, many in one transaction, and idempotency keys beside them.
+
+A transaction is short: the fold's upper bound waits for the oldest one that is open. `created_at` stays the
+column's default, the clock at the moment of each row.
+
+When the connection breaks while a COMMIT is under way, nobody says whether it took place. The rows say it:
+`Transaction` remembers enough to find them again, and `committed` looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection, AsyncCursor, errors
+from psycopg.rows import tuple_row
+
+from activity_platform.activity.events import Event, EventBatch
+
+#: NULL in COPY's text format.
+NULL = r"\N"
+
+#: How long a key is remembered.
+KEY_LIFETIME = timedelta(hours=24)
+
+BEGIN = "BEGIN; SELECT pg_current_xact_id()::text, clock_timestamp()"
+
+#: Partitions are found per row by created_at; no index but the BRIN one is touched.
+COPY_EVENTS = "COPY activity_events (user_id, verb, object_type, object_id, surface, context) FROM STDIN"
+
+#: Primary key (user_id, key). The keys come sorted, so that two transactions never wait for each other in
+#: a circle. A key whose holder is still open waits for it; one that is older than its lifetime is taken over.
+CLAIM_KEYS = """
+INSERT INTO idempotency_key (user_id, key, accepted)
+SELECT * FROM unnest(%(users)s::text[], %(keys)s::text[], %(accepted)s::integer[])
+ON CONFLICT (user_id, key) DO UPDATE SET accepted = EXCLUDED.accepted, created_at = clock_timestamp()
+WHERE idempotency_key.created_at <= clock_timestamp() - %(lifetime)s
+RETURNING user_id, key
+"""
+
+#: Primary key (user_id, key).
+FIRST_ANSWERS = """
+SELECT user_id, key, accepted
+FROM idempotency_key JOIN unnest(%(users)s::text[], %(keys)s::text[]) AS asked (user_id, key)
+USING (user_id, key)
+"""
+
+#: BRIN on created_at.
+FORGET_KEYS = "DELETE FROM idempotency_key WHERE created_at <= %(now)s - %(lifetime)s"
+
+TRANSACTION_STATUS = "SELECT pg_xact_status(%(id)s::xid8)"
+
+#: BRIN on created_at of both tables. xmin is the low half of the transaction's id.
+ROWS_OF_TRANSACTION = """
+SELECT EXISTS (SELECT FROM activity_events
+               WHERE created_at BETWEEN %(begun)s AND %(written)s AND xmin = %(id)s::xid8::xid)
+    OR EXISTS (SELECT FROM idempotency_key
+               WHERE created_at BETWEEN %(begun)s AND %(written)s AND xmin = %(id)s::xid8::xid)
+"""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One request's events as rows of COPY's text format, and its idempotency key, if it has one."""
+
+    user_id: str
+    rows: bytes
+    count: int
+    key: str | None = None
+
+
+@dataclass(frozen=True)
+class Transaction:
+    """What finds a transaction's rows again: its id, and server times between which all were written."""
+
+    id: str
+    begun: datetime
+    written: datetime
+
+
+class OutcomeUnknown(Exception):
+    """The connection broke during COMMIT. `committed(…, transaction)` tells what happened.
+
+    `accepted` is what `append` would have returned.
+    """
+
+    def __init__(self, transaction: Transaction, accepted: Sequence[int]) -> None:
+        super().__init__("the connection broke during COMMIT")
+        self.transaction = transaction
+        self.accepted = accepted
+
+
+def submission(user_id: str, batch: EventBatch, key: str | None = None) -> Submission:
+    """The request's events, ready to be written."""
+    user = _escape(user_id)
+    line = _escaped_line if batch.escaped else _plain_line
+    lines = [line(user, *event) for event in zip(batch.events, batch.contexts, strict=True)]
+    return Submission(user_id, "".join(lines).encode(), len(batch), key)
+
+
+async def append(connection: AsyncConnection, submissions: Sequence[Submission]) -> list[int]:
+    """Writes all of them in one transaction, and returns for each how many events it accepted.
+
+    A submission whose key is known adds nothing and returns what the first one with that key did. No two
+    may have the same user and key. Returns once the rows are durable. Any error leaves no row behind, except
+    `OutcomeUnknown`, after which `committed` tells.
+    """
+    started = time.monotonic()
+    cursor = connection.cursor(row_factory=tuple_row)
+    try:
+        await cursor.execute(BEGIN)
+        cursor.nextset()
+        [(identity, begun)] = await cursor.fetchall()
+        answered = await _claim_keys(cursor, [item for item in submissions if item.key is not None])
+        rows = b"".join([item.rows for item in submissions if (item.user_id, item.key) not in answered])
+        if rows:
+            async with cursor.copy(COPY_EVENTS) as copy:
+                await copy.write(rows)
+    except Exception:
+        await _roll_back(connection)
+        raise
+    written = begun + timedelta(seconds=time.monotonic() - started)
+    accepted = [answered.get((item.user_id, item.key), item.count) for item in submissions]
+    try:
+        await cursor.execute("COMMIT")
+    except psycopg.Error as error:
+        if connection.closed:
+            raise OutcomeUnknown(Transaction(identity, begun, written), accepted) from error
+        raise
+    return accepted
+
+
+async def committed(connection: AsyncConnection, transaction: Transaction) -> bool | None:
+    """Whether the transaction took place; None while its session still works on it.
+
+    The id alone is not enough: after a crash PostgreSQL may give the id of a transaction that left no trace
+    to a new one. The new one's rows are written after the crash, so after `transaction.written`.
+    """
+    cursor = connection.cursor(row_factory=tuple_row)
+    named = {"id": transaction.id, "begun": transaction.begun, "written": transaction.written}
+    try:
+        status = await (await cursor.execute(TRANSACTION_STATUS, named)).fetchone()
+    except errors.InvalidParameterValue:  # an id that the server has not given out (again) since its crash
+        return False
+    if status == ("in progress",):
+        return None
+    found = await (await cursor.execute(ROWS_OF_TRANSACTION, named)).fetchone()
+    return status == ("committed",) and found == (True,)
+
+
+async def forget_keys(connection: AsyncConnection, now: datetime) -> int:
+    """Deletes the keys whose lifetime is over, and returns their number."""
+    cursor = await connection.execute(FORGET_KEYS, {"now": now, "lifetime": KEY_LIFETIME})
+    return cursor.rowcount
+
+
+async def _claim_keys(
+    cursor: AsyncCursor[Any], keyed: Sequence[Submission]
+) -> dict[tuple[str, str | None], int]:
+    """Takes the keys that are free, and returns what was accepted under those that are not."""
+    if not keyed:
+        return {}
+    ordered = sorted(keyed, key=lambda item: (item.user_id, item.key or ""))
+    asked = {
+        "users": [item.user_id for item in ordered],
+        "keys": [item.key for item in ordered],
+        "accepted": [item.count for item in ordered],
+        "lifetime": KEY_LIFETIME,
+    }
+    await cursor.execute(CLAIM_KEYS, asked)
+    taken = set(await cursor.fetchall())
+    if len(taken) == len(ordered):
+        return {}
+    await cursor.execute(FIRST_ANSWERS, asked)
+    return {(user, key): accepted async for user, key, accepted in cursor if (user, key) not in taken}
+
+
+async def _roll_back(connection: AsyncConnection) -> None:
+    if not connection.closed:
+        with contextlib.suppress(psycopg.Error):
+            await connection.execute("ROLLBACK")
+
+
+def _plain_line(user: str, event: Event, context: str | None) -> str:
+    """A row of COPY's text format, where `\\N` is NULL."""
+    surface = NULL if event.surface is None else event.surface
+    return (
+        f"{user}\t{event.verb}\t{event.object_type}\t{event.object_id}\t{surface}\t"
+        f"{NULL if context is None else context}\n"
+    )
+
+
+def _escaped_line(user: str, event: Event, context: str | None) -> str:
+    surface = NULL if event.surface is None else _escape(event.surface)
+    return (
+        f"{user}\t{event.verb}\t{event.object_type}\t{_escape(event.object_id)}\t{surface}\t"
+        f"{NULL if context is None else _escape(context)}\n"
+    )
+
+
+def _escape(text: str) -> str:
+    r"""COPY's text format sets backslash, tab and line ends apart by a backslash."""
+    return text.replace("\\", r"\\").replace("\t", r"\t").replace("\n", r"\n").replace("\r", r"\r")

@@ -1,0 +1,82 @@
+"""Every refusal as `application/problem+json` (RFC 9457)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from activity_platform.activity.events import Fault
+
+RETRY_AFTER_SECONDS = 1
+
+
+class Problem(HTTPException):
+    """A request ends with this status. `detail` is one sentence for the client's developer.
+
+    `close` ends the connection behind the answer.
+    """
+
+    def __init__(
+        self,
+        status: HTTPStatus,
+        detail: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        faults: Sequence[Fault] = (),
+        reason: str | None = None,
+        close: bool = False,
+    ) -> None:
+        super().__init__(status, detail, {**(headers or {}), **({"Connection": "close"} if close else {})})
+        self.faults = faults
+        self.reason = reason or status.name.lower()
+
+
+def unavailable(detail: str, reason: str) -> Problem:
+    """503: the same request may succeed in a moment."""
+    return Problem(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        detail,
+        headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
+        reason=reason,
+    )
+
+
+def problem_body(status: int, detail: str, faults: Sequence[Fault] = ()) -> bytes:
+    """The JSON of a problem. `errors` names what is wrong with single events."""
+    title = HTTPStatus(status).phrase
+    content: dict[str, Any] = {"type": "about:blank", "title": title, "status": status, "detail": detail}
+    if faults:
+        content["errors"] = [
+            {"index": fault.index, "field": fault.field, "message": fault.message} for fault in faults
+        ]
+    return msgspec.json.encode(content)
+
+
+async def answer(request: Request, error: Exception) -> Response:
+    """Starlette's handler of `HTTPException`, its own (404, 405) and ours."""
+    if not isinstance(error, HTTPException):
+        return response(HTTPStatus.INTERNAL_SERVER_ERROR, "This is a fault of the server.")
+    detail = error.detail
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        detail = "There is nothing at this path."
+    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        detail = "This path does not take this method; the header Allow names those that it does."
+    faults = error.faults if isinstance(error, Problem) else ()
+    request.scope["refusal"] = (
+        error.reason if isinstance(error, Problem) else HTTPStatus(error.status_code).name.lower()
+    )
+    return response(error.status_code, detail, error.headers, faults)
+
+
+def response(
+    status: int, detail: str, headers: Mapping[str, str] | None = None, faults: Sequence[Fault] = ()
+) -> Response:
+    return Response(
+        problem_body(status, detail, faults), status, headers, media_type="application/problem+json"
+    )
