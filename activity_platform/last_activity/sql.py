@@ -9,7 +9,7 @@ from activity_platform.last_activity.periods import FIRST, OVER, UPPER_EDGES
 #: Row ids of users by what messages call them. Index: unique (line_oa_id, line_user_id).
 FIND_USERS = sql.SQL("""
 SELECT found.line_oa_id, found.organization_id, found.line_user_id, found.id
-FROM unnest(%(line_oa_ids)s::bigint[], %(organization_ids)s::bigint[], %(line_user_ids)s::text[])
+FROM unnest(%(line_oa_ids)b::bigint[], %(organization_ids)b::bigint[], %(line_user_ids)b::text[])
     AS asked (line_oa_id, organization_id, line_user_id)
 JOIN line_user AS found
     ON found.line_oa_id = asked.line_oa_id
@@ -28,17 +28,17 @@ _PERIOD = sql.SQL("CASE WHEN quiet_since IS NULL THEN {first} {edges} ELSE {over
     ),
 )
 
-#: Moves users of one OA forward and returns every row that was found, with its values afterwards and the
-#: date it had before. Index: primary key (line_oa_id, id). Rows are locked in key order, so that two of these
-#: never wait for each other in a circle; a date that isn't finite counts as none. `previous_at` is the
+#: Moves users of one OA forward and returns every row that was found: id, the date it had before, and its
+#: four values afterwards. Index: primary key (line_oa_id, id). Rows are locked in key order, so that two of
+#: these never wait for each other in a circle. A date that isn't finite counts as none. `previous_at` is the
 #: activity before the last one in the batch; the one on the row counts if it is later.
 MOVE_USERS = sql.SQL("""
 WITH locked AS MATERIALIZED (
     SELECT held.id, asked.at, asked.previous_at, asked.type, asked.status,
         held.last_activity_type, held.last_activity_status, held.last_activity_period,
         CASE WHEN isfinite(held.last_activity_date) THEN held.last_activity_date END AS before
-    FROM unnest(%(ids)s::bigint[], %(organization_ids)s::bigint[], %(line_user_ids)s::text[],
-            %(at)s::timestamptz[], %(previous_at)s::timestamptz[], %(types)s::text[], %(statuses)s::text[])
+    FROM unnest(%(ids)b::bigint[], %(organization_ids)b::bigint[], %(line_user_ids)b::text[],
+            %(at)b::timestamptz[], %(previous_at)b::timestamptz[], %(types)b::text[], %(statuses)b::text[])
         AS asked (id, organization_id, line_user_id, at, previous_at, type, status)
     JOIN line_user AS held
         ON held.line_oa_id = %(line_oa_id)s
@@ -48,7 +48,7 @@ WITH locked AS MATERIALIZED (
     ORDER BY held.id
     FOR NO KEY UPDATE OF held
 ), forward AS (
-    SELECT id, at, type, status, greatest(previous_at, before) AS quiet_since
+    SELECT id, before, at, type, status, greatest(previous_at, before) AS quiet_since
     FROM locked
     WHERE before IS NULL OR before < at
 ), moved AS (
@@ -59,12 +59,11 @@ WITH locked AS MATERIALIZED (
         last_activity_date = forward.at
     FROM forward
     WHERE line_user.line_oa_id = %(line_oa_id)s AND line_user.id = forward.id
-    RETURNING line_user.id, line_user.last_activity_period AS period
+    RETURNING forward.id, forward.before, forward.type, forward.status, last_activity_period, forward.at
 )
-SELECT locked.id, locked.before,
-    CASE WHEN moved.id IS NULL THEN locked.last_activity_type ELSE locked.type END,
-    CASE WHEN moved.id IS NULL THEN locked.last_activity_status ELSE locked.status END,
-    coalesce(moved.period, locked.last_activity_period),
-    CASE WHEN moved.id IS NULL THEN locked.before ELSE locked.at END
-FROM locked LEFT JOIN moved USING (id)
+SELECT * FROM moved
+UNION ALL
+SELECT id, before, last_activity_type, last_activity_status, last_activity_period, before
+FROM locked
+WHERE NOT (before IS NULL OR before < at)
 """).format(period=_PERIOD)

@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import stamina
+from psycopg import sql
 
 from activity_platform.failures import TransientFailure
 from activity_platform.gateways import postgres
@@ -19,8 +20,14 @@ from activity_platform.last_activity.cached_users import UserRow
 from activity_platform.last_activity.messages import Activity, UserKey
 from activity_platform.last_activity.sql import FIND_USERS, MOVE_USERS
 
-#: An outsider's lock on a row may hold a batch up, but not for ever.
-LOCK_TIMEOUT_SECONDS = 20
+SESSION = {
+    # An outsider's lock on a row may hold a batch up, but not for ever.
+    "lock_timeout": "20s",
+    # A batch is found row by row by index. Left to itself, the planner reads the whole table as long as it
+    # has less than some hundred thousand rows, which takes several times as long.
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+}
 RETRIES = 20
 
 #: Classes of SQLSTATE that the values of a message cause: data, integrity, check option, raised by a trigger.
@@ -78,10 +85,11 @@ class _Fold:
 
 
 def connect(database_url: str) -> psycopg.Connection:
-    """A connection for `update`: every statement is a transaction, no lock is waited for endlessly."""
+    """A connection for `update`: every statement is a transaction, with the settings of `SESSION`."""
     connection = postgres.connect(database_url, application_name="last-activity drain")
     with postgres.outages_named():
-        connection.execute(f"SET lock_timeout = '{LOCK_TIMEOUT_SECONDS}s'")
+        for setting, value in SESSION.items():
+            connection.execute(sql.SQL("SET {} = {}").format(sql.Identifier(setting), sql.Literal(value)))
     return connection
 
 
