@@ -5,6 +5,7 @@ Imports stand inside the commands: a command loads what it needs and no more.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -67,7 +68,7 @@ def migrate() -> None:
     from activity_platform import migrations
     from activity_platform.activity import partitions
 
-    settings = load_settings(Need.DATABASE)
+    settings = load_settings(Need.DATABASE, any_schema=True)
     revision = migrations.upgrade(settings.database_url)
     result = partitions.maintain(
         settings.database_url,
@@ -85,9 +86,14 @@ def migrate() -> None:
 @click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True)
 def ingest(host: str, port: int, workers: int) -> None:
     """Serve the HTTP API."""
+    from activity_platform import migrations
+    from activity_platform.gateways.postgres import DatabaseAway
     from activity_platform.ingest.server import serve
 
-    serve(load_settings(Need.DATABASE, Need.TOKENS), host=host, port=port, workers=workers)
+    settings = load_settings(Need.DATABASE, Need.TOKENS, any_schema=True)
+    with contextlib.suppress(DatabaseAway):  # it may come later; /readyz tells until then
+        migrations.ensure_current(settings.database_url)
+    serve(settings, host=host, port=port, workers=workers)
 
 
 @main.command()

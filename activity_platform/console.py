@@ -29,12 +29,22 @@ def say(text: str) -> None:
     click.echo(text, err=True)
 
 
-def load_settings(*needs: Need) -> Settings:
+def load_settings(*needs: Need, any_schema: bool = False) -> Settings:
     """The settings in the environment, completed from the running stack when one of `needs` is missing.
 
     What is set wins over the stack's. The completed environment becomes this process's own, since the AWS
-    client reads its variables there.
+    client reads its variables there. With the database among the needs, raises `PermanentFailure` when that
+    is behind or ahead of this release, unless `any_schema` will do.
     """
+    settings = _find_settings(needs)
+    if Need.DATABASE in needs and not any_schema:
+        from activity_platform import migrations
+
+        migrations.ensure_current(settings.database_url)
+    return settings
+
+
+def _find_settings(needs: Sequence[Need]) -> Settings:
     try:
         return Settings.load(os.environ, needs=needs)
     except UsageError:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
+import dagster as dg
 import psycopg
 import pytest
+from click.testing import CliRunner
 
 from activity_platform import migrations
+from activity_platform.cli import main
+from activity_platform.definitions import build_defs
 from activity_platform.failures import PermanentFailure
 from activity_platform.local.services import Stack
+from activity_platform.settings import Settings
 
 
 @pytest.fixture
@@ -41,6 +46,49 @@ def test_a_database_of_a_newer_release_is_refused(database_url: str, connection:
     connection.execute("UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(PermanentFailure, match="9999"):
         migrations.upgrade(database_url)
+
+
+STANDINGS = {
+    None: "never migrated, this release needs migration {head}: run `activity-platform migrate`",
+    "0002": "stands at migration 0002, this release needs {head}: run `activity-platform migrate`",
+    "9999": "stands at migration 9999, which this release (migration {head}) does not know: use the release",
+}
+
+
+@pytest.fixture(params=list(STANDINGS), ids=["never", "behind", "ahead"])
+def refusal(request: pytest.FixtureRequest, connection: psycopg.Connection) -> str:
+    """The database stands elsewhere than at the head; what has to be said about it."""
+    if request.param is None:
+        connection.execute("DROP TABLE alembic_version")
+    else:
+        connection.execute("UPDATE alembic_version SET version_num = %s", [request.param])
+    return STANDINGS[request.param].format(head=migrations.head_revision())
+
+
+@pytest.mark.parametrize("command", [["rollup"], ["partitions", "plan"], ["edges", "somebody"], ["ingest"]])
+def test_commands_refuse_a_database_behind_or_ahead_in_one_line(
+    refusal: str, command: list[str], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    ended = CliRunner().invoke(main, command)
+    assert ended.exit_code == 1
+    assert ended.stdout == ""
+    assert refusal in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_runs_refuse_a_database_behind_or_ahead(refusal: str, settings: Settings) -> None:
+    definitions = build_defs(settings)
+    with dg.DagsterInstance.ephemeral() as instance:
+        job = definitions.resolve_job_def("interaction_edges_job")
+        ended = job.execute_in_process(instance=instance, raise_on_error=False)
+        assert not ended.success
+        assert any(refusal in str(event.event_specific_data) for event in ended.all_events)
+
+
+def test_a_current_database_is_accepted(database_url: str) -> None:
+    migrations.ensure_current(database_url)
 
 
 def test_edges_refuse_weights_that_are_not_finite_and_positive(connection: psycopg.Connection) -> None:

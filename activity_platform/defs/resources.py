@@ -4,6 +4,7 @@ from typing import TypeAlias
 
 import dagster as dg
 
+from activity_platform import migrations
 from activity_platform.settings import Settings
 
 #: The parameter `settings: SettingsResource` of an asset, op, sensor or schedule.
@@ -11,5 +12,16 @@ SettingsResource: TypeAlias = dg.ResourceParam[Settings]
 
 
 def resources(settings: Settings) -> dict[str, object]:
-    """By name. Settings hold secrets; Dagster keeps them in memory and shows none of them."""
-    return {"settings": settings}
+    """By name. Settings hold secrets; Dagster keeps them in memory and shows none of them.
+
+    A run is given them only if the database is neither behind nor ahead of this release. Definitions load,
+    and sensors look, whatever the database is like: they must be seen in the UI to be mended.
+    """
+
+    @dg.resource(description="The platform's settings, from the environment of the code server.")
+    def settings_of_a_current_database(context: dg.InitResourceContext) -> Settings:
+        if context.run is not None and settings.database_url:
+            migrations.ensure_current(settings.database_url)
+        return settings
+
+    return {"settings": settings_of_a_current_database}

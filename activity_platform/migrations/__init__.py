@@ -1,7 +1,8 @@
-"""Forward-only Alembic migrations of hand-written SQL, and `upgrade`, which applies them.
+"""Forward-only Alembic migrations of hand-written SQL: `upgrade` applies them, `ensure_current` insists.
 
-A migration only adds first, so that the release before it keeps working on the new schema. Several
-`upgrade` calls at once wait for each other on an advisory lock.
+A migration only adds first, so that processes of the release before it, which are already at work, go on
+while the schema is new; none of them starts on it. Several `upgrade` calls at once wait for each other on an
+advisory lock.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import alembic.command
@@ -23,6 +25,19 @@ from activity_platform.gateways import postgres
 
 LOCK_KEY = int.from_bytes(b"actpltfm")  # a number that no other program of the database is likely to use
 LOCK_POLL_SECONDS = 0.2
+MIGRATE = "run `activity-platform migrate`"
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The database stands at another migration than this release needs: what, and what to do about it."""
+
+    what: str
+    cure: str
+    behind: bool
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.cure}"
 
 
 def upgrade(database_url: str, revision: str = "head") -> str:
@@ -33,7 +48,8 @@ def upgrade(database_url: str, revision: str = "head") -> str:
     """
     with postgres.connect(database_url, application_name="activity-platform migrate") as connection:
         with _exclusively(connection):
-            _refuse_unknown(current_revision(connection))
+            if (found := mismatch(current_revision(connection))) and not found.behind:
+                raise PermanentFailure(str(found))
             alembic.command.upgrade(_config(database_url), revision)
         return current_revision(connection) or ""
 
@@ -52,13 +68,35 @@ def head_revision() -> str:
     return _scripts().get_current_head() or ""
 
 
-def _refuse_unknown(revision: str | None) -> None:
-    known = {script.revision for script in _scripts().walk_revisions()}
-    if revision is not None and revision not in known:
-        raise PermanentFailure(
-            f"the database stands at migration {revision}, which this release does not know: "
-            "use the release that made it, or a newer one"
-        )
+def mismatch(revision: str | None) -> Mismatch | None:
+    """Why a process of this release must not work on a database that stands at `revision`, if it mustn't."""
+    head = head_revision()
+    if revision == head:
+        return None
+    if revision is None:
+        what = f"the database was never migrated, this release needs migration {head}"
+        return Mismatch(what, MIGRATE, behind=True)
+    if any(script.revision == revision for script in _scripts().walk_revisions()):
+        what = f"the database stands at migration {revision}, this release needs {head}"
+        return Mismatch(what, MIGRATE, behind=True)
+    return Mismatch(
+        f"the database stands at migration {revision}, which this release (migration {head}) does not know",
+        "use the release that made it, or a newer one",
+        behind=False,
+    )
+
+
+def ensure_current(database_url: str) -> None:
+    """Raises `PermanentFailure` with the cure unless the database stands at this release's head.
+
+    One connection and one query. Raises `postgres.DatabaseAway` when it can't be reached.
+    """
+    with (
+        postgres.outages_named(),
+        postgres.connect(database_url, application_name="activity-platform start") as connection,
+    ):
+        if found := mismatch(current_revision(connection)):
+            raise PermanentFailure(str(found))
 
 
 @contextmanager
