@@ -104,6 +104,9 @@ class Demo:
             f"UI   {self._ui_url}", *(f"     {delivery.link}" for delivery in deliveries), sep="\n"
         )
         self._console.print(f"API  {self._api_url}/openapi.json")
+
+    def say_what_to_try(self) -> None:
+        """Prints lines that work in another terminal while the platform runs."""
         self._console.print("\nTry it in a second terminal:")
         for line in self._lines_to_paste():
             self._console.print(f"  {line}", soft_wrap=True, markup=False, highlight=False)

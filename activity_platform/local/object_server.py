@@ -3,7 +3,7 @@
 moto holds everything in memory. After each request that changes an object, its present content is written
 to an SQLite file; at the start all its rows are put back. Run as a script:
 
-    python -m activity_platform.local.object_server --port P --file F --bucket B
+    python -m activity_platform.local.object_server [--host H] --port P --file F --bucket B
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ class _QuietHandler(WSGIRequestHandler):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--host", default=HOST)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--file", type=Path, required=True)
     parser.add_argument("--bucket", required=True)
@@ -94,7 +95,7 @@ def main() -> None:
     file.ensure_bucket(options.bucket)
     app = DomainDispatcherApplication(create_backend_app)
     make_server(
-        HOST, options.port, mirrored(app, file), threaded=True, request_handler=_QuietHandler
+        options.host, options.port, mirrored(app, file), threaded=True, request_handler=_QuietHandler
     ).serve_forever()
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,7 +46,10 @@ class Programs:
         )
         self.code = self._server(
             "code",
-            [str(bin_directory / "dagster"), "api", "grpc", "--module-name", "activity_platform.definitions"],
+            [
+                *(str(bin_directory / "dagster"), "api", "grpc", "--log-level", "warning"),
+                *("--module-name", "activity_platform.definitions"),
+            ],
             port=int(self.environment["DAGSTER_CODE_PORT"]),
         )
         self.webserver = self._server(
@@ -100,24 +101,12 @@ class Programs:
 
     def _start(self) -> None:
         self.ingest.launch()
-        self.code.launch()
-        self._create_dagster_tables()
+        # The code server creates Dagster's tables; programs that do so at the same time fail.
+        self.code.start()
         self.webserver.launch()
         self.daemon.launch()
         for server in self.servers:
             server.wait_until_ready()
-
-    def _create_dagster_tables(self) -> None:
-        # Once and before the others start: processes that create them at the same time fail.
-        done = subprocess.run(
-            [sys.executable, "-c", "from dagster import DagsterInstance; DagsterInstance.get().dispose()"],
-            env={**os.environ, **self.environment},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise PlatformError(f"Dagster's database can't be set up: {done.stderr.strip().splitlines()[-1]}")
 
     def _server(self, name: str, command: list[str], *, port: int, path: str | None = None) -> Server:
         def listening(port: int) -> list[str]:

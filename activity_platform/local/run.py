@@ -61,7 +61,8 @@ def run_demo(data_directory: Path, *, then_exit: bool) -> None:
         demo.run(look=lambda: _look(stack.servers + programs.servers))
         delivered = True
         if not then_exit:
-            console.print("Ctrl-C stops everything.")
+            demo.say_what_to_try()
+            console.print("\nCtrl-C stops everything.")
             _watch(stack.servers + programs.servers)
     console.print("everything is stopped")
     if not delivered:

@@ -90,7 +90,7 @@ class _Follower:
         self._position += len(whole) + len(newline)
         for line in whole.decode(errors="replace").splitlines():
             if line.strip() and not _is_access_line(line):
-                console.print(self._label + Text(line), soft_wrap=True)
+                console.print(self._label + Text.from_ansi(line), soft_wrap=True)
 
 
 def _is_access_line(line: str) -> bool:
