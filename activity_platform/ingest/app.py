@@ -6,6 +6,7 @@ authentication (401), and only then an endpoint that may read its body.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -17,12 +18,15 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
 from activity_platform.ingest import problems
+from activity_platform.ingest.access_log import AccessLog, Observed
 from activity_platform.ingest.auth import BearerBackend, TokenVerifier
+from activity_platform.ingest.cors import Cors
 from activity_platform.ingest.edges_endpoint import EdgesEndpoint
 from activity_platform.ingest.events_endpoint import EventsEndpoint
 from activity_platform.ingest.metrics import Metrics
 from activity_platform.ingest.probes import Probes
 from activity_platform.ingest.reader import Reader
+from activity_platform.ingest.unread_bodies import EndUnreadBodies
 from activity_platform.ingest.writer import Writer
 from activity_platform.settings import Settings
 
@@ -36,41 +40,44 @@ def create_app(settings: Settings) -> Starlette:
     Raises `UsageError` when the settings hold no key that tokens can be checked with.
     """
     metrics = Metrics()
+    log = AccessLog(sys.stderr)
     reader = Reader(settings.database_url)
     writer = Writer(settings.database_url, metrics)
-    probes = Probes(reader, metrics)
-    authenticated = [Middleware(AuthenticationMiddleware, backend=BearerBackend(TokenVerifier(settings)))]
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        log.start()
         writer.start()
         try:
             yield
         finally:
             await writer.stop()
             reader.close()
+            log.stop()
 
+    routes = _routes(settings, writer, reader, metrics)
+    methods = {route.path: ", ".join(sorted(route.methods or ())) for route in routes}
+    observed = Middleware(Observed, log=log, metrics=metrics, paths=methods.keys())
+    cors = Middleware(Cors, origins=settings.cors_origins, methods=methods)
     app = Starlette(
-        routes=[
-            Route(
-                EVENTS_PATH, EventsEndpoint(writer, metrics).post, methods=["POST"], middleware=authenticated
-            ),
-            Route(
-                EDGES_PATH,
-                EdgesEndpoint(reader, settings.edge_half_life_days).get,
-                methods=["GET"],
-                middleware=authenticated,
-            ),
-            Route("/healthz", probes.health, methods=["GET"]),
-            Route("/readyz", probes.readiness, methods=["GET"]),
-            Route("/metrics", probes.metrics, methods=["GET"]),
-        ],
-        exception_handlers={
-            HTTPException: problems.answer,
-            ClientDisconnect: problems.answer,
-            Exception: problems.answer,
-        },
+        routes=routes,
+        middleware=[observed, *([cors] if settings.cors_origins else []), Middleware(EndUnreadBodies)],
+        exception_handlers=dict.fromkeys([HTTPException, ClientDisconnect, Exception], problems.answer),
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False  # a path with a slash too much is 404, as any other
     return app
+
+
+def _routes(settings: Settings, writer: Writer, reader: Reader, metrics: Metrics) -> list[Route]:
+    authenticated = [Middleware(AuthenticationMiddleware, backend=BearerBackend(TokenVerifier(settings)))]
+    events = EventsEndpoint(writer, metrics)
+    edges = EdgesEndpoint(reader, settings.edge_half_life_days)
+    probes = Probes(reader, metrics)
+    return [
+        Route(EVENTS_PATH, events.post, methods=["POST"], middleware=authenticated),
+        Route(EDGES_PATH, edges.get, methods=["GET"], middleware=authenticated),
+        Route("/healthz", probes.health, methods=["GET"]),
+        Route("/readyz", probes.readiness, methods=["GET"]),
+        Route("/metrics", probes.metrics, methods=["GET"]),
+    ]

@@ -29,7 +29,7 @@ class Metrics:
         self._seconds = Histogram(
             "activity_ingest_request_seconds",
             "From a request's head to its answer.",
-            ["method", "status"],
+            ["path", "status"],
             buckets=LATENCY_SECONDS,
             registry=registry,
         )
@@ -49,8 +49,8 @@ class Metrics:
     def accepted(self, events: int) -> None:
         self._accepted.inc(events)
 
-    def answered(self, method: str, status: int, seconds: float, refusal: str | None) -> None:
-        self._seconds.labels(method, str(status)).observe(seconds)
+    def answered(self, path: str, status: int, seconds: float, refusal: str | None) -> None:
+        self._seconds.labels(path, str(status)).observe(seconds)
         if refusal is not None:
             self._rejected.labels(refusal).inc()
 

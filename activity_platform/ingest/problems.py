@@ -8,12 +8,20 @@ from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from activity_platform.activity.events import Fault
 
 RETRY_AFTER_SECONDS = 1
+
+#: Where the reason of a refusal waits in the scope for log and metrics.
+REFUSAL = "activity_platform.refusal"
+
+DETAILS: dict[int, str] = {
+    HTTPStatus.NOT_FOUND: "There is nothing at this path.",
+    HTTPStatus.METHOD_NOT_ALLOWED: "This path takes the methods that the header Allow names.",
+}
 
 
 class Problem(HTTPException):
@@ -59,19 +67,18 @@ def problem_body(status: int, detail: str, faults: Sequence[Fault] = ()) -> byte
 
 
 async def answer(request: Request, error: Exception) -> Response:
-    """Starlette's handler of `HTTPException`, its own (404, 405) and ours."""
+    """Starlette's handler of every exception: its own (404, 405), ours, and what should never happen."""
+    if isinstance(error, ClientDisconnect):
+        request.scope[REFUSAL] = "disconnected"
+        return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody reads it
     if not isinstance(error, HTTPException):
-        return response(HTTPStatus.INTERNAL_SERVER_ERROR, "This is a fault of the server.")
-    detail = error.detail
-    if error.status_code == HTTPStatus.NOT_FOUND:
-        detail = "There is nothing at this path."
-    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        detail = "This path does not take this method; the header Allow names those that it does."
-    faults = error.faults if isinstance(error, Problem) else ()
-    request.scope["refusal"] = (
-        error.reason if isinstance(error, Problem) else HTTPStatus(error.status_code).name.lower()
-    )
-    return response(error.status_code, detail, error.headers, faults)
+        return response(HTTPStatus.INTERNAL_SERVER_ERROR, "The server failed.")
+    if not isinstance(error, Problem):
+        error = Problem(
+            HTTPStatus(error.status_code), DETAILS.get(error.status_code, error.detail), headers=error.headers
+        )
+    request.scope[REFUSAL] = error.reason
+    return response(error.status_code, error.detail, error.headers, error.faults)
 
 
 def response(
