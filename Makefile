@@ -1,13 +1,13 @@
 # Every target sets up .venv by itself. `make PYTHON=python3.12 …` chooses the interpreter.
 .DEFAULT_GOAL := help
-.PHONY: help demo test verify check bench dev lock clean
+.PHONY: help demo test verify check bench dev env compose-test lock clean
 
 BIN   := .venv/bin
 READY := .venv/.ready$(subst /,_,$(PYTHON))
 SUITE ?= all
 
 help:            ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
 
 demo: $(READY)   ## the whole platform on an embedded stack, with real traffic; Ctrl-C stops it
 	@$(BIN)/activity-platform demo
@@ -29,6 +29,12 @@ check: $(READY)  ## lint, types, import contracts
 
 bench: $(READY)  ## speeds as ratios; SUITE=ingest for one
 	@$(BIN)/python -m benchmarks $(SUITE)
+
+env:             ## write .env with fresh secrets for docker-compose.yml
+	@sh deploy/env .env
+
+compose-test: $(READY) ## the stack of docker-compose.yml in containers, with real traffic (needs Docker)
+	@sh deploy/compose-test/run
 
 lock: $(READY)   ## choose versions anew and write constraints.txt
 	@$(BIN)/uv pip compile pyproject.toml --extra local --extra dev --universal --python-version 3.11 \
