@@ -21,7 +21,7 @@ KEY_PREFIX = "LINE_USER:"
 CAMEL_CASE = ("lastActivityType", "lastActivityStatus", "lastActivityPeriod", "lastActivityDate")
 SNAKE_CASE = ("last_activity_type", "last_activity_status", "last_activity_period", "last_activity_date")
 
-# KEYS: copies. ARGV: "last" or not, then for each key what is expected ('' for nothing) and its new bytes.
+# KEYS: copies. ARGV: "last" or not, then for each key the bytes that are expected and the new ones.
 # Returns key numbers and bytes of copies that are others than expected; the last time it deletes these.
 # MGET of one key, since GET fails on a key that holds no string. Plain SET would end the time to live.
 _COMPARE_AND_SET = """
@@ -111,7 +111,7 @@ def renewed(copy: bytes, row: UserRow) -> bytes | None:
 
 
 def renew(client: redis.Redis, rows: Iterable[UserRow], copies: Mapping[str, bytes]) -> None:
-    """Gives every copy that exists the values of its row. `copies` are those read before the rows changed.
+    """Gives the copies, read before the rows changed, the values of their rows afterwards.
 
     A copy that somebody replaced meanwhile is renewed from its new bytes, and deleted if it is replaced
     once more. One round trip; two when a copy was replaced.
@@ -119,20 +119,21 @@ def renew(client: redis.Redis, rows: Iterable[UserRow], copies: Mapping[str, byt
     by_person: dict[str, list[UserRow]] = {}
     for row in rows:
         by_person.setdefault(row.user.line_user_id, []).append(row)
-    expected: dict[str, bytes] = {person: copies.get(person, b"") for person in by_person}
-    changed = _compare_and_set(client, _changes(expected, by_person), last=False)
-    _compare_and_set(client, _changes(changed, by_person), last=True)
+    read_before = {person: copies[person] for person in by_person if person in copies}
+    replaced = _compare_and_set(client, _renewals(read_before, by_person), last=False)
+    _compare_and_set(client, _renewals(replaced, by_person), last=True)
 
 
-def _changes(
+def _renewals(
     copies: Mapping[str, bytes], by_person: Mapping[str, Sequence[UserRow]]
 ) -> dict[str, tuple[bytes, bytes]]:
-    changes = {}
+    """The copies that have to change: what each is, and what it has to be."""
+    renewals = {}
     for person, copy in copies.items():
-        new = (renewed(copy, row) for row in by_person[person]) if copy else iter([b""])
-        if (chosen := next((one for one in new if one is not None), None)) is not None:
-            changes[person] = (copy, chosen)
-    return changes
+        for row in by_person[person]:
+            if (new := renewed(copy, row)) is not None:
+                renewals[person] = (copy, new)
+    return renewals
 
 
 def _compare_and_set(

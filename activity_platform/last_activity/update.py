@@ -217,7 +217,7 @@ def _execute(
         on=postgres.RETRYABLE, attempts=RETRIES, timeout=None, wait_initial=0.01, wait_max=1, wait_jitter=0.05
     ):
         with attempt:
-            return connection.execute(MOVE_USERS, parameters).fetchall()
+            return connection.execute(MOVE_USERS, parameters, binary=True).fetchall()
     raise AssertionError("the last attempt returns or raises")
 
 
