@@ -147,7 +147,7 @@ def edges(actor: str, edge_type: str | None, limit: int, as_json: bool) -> None:
         *("edge_type", "target_type", "target_id", "strength"),
         *("weight", "event_count", "first_at", "last_at"),
     )
-    print_rows(found, columns, as_json=as_json)
+    print_rows(found, columns, as_json=as_json, aside=["first_at"])
     if not found:
         say(f"no edges of {actor}" + (f" of type {edge_type}" if edge_type else ""))
 

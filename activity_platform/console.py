@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import click
 import msgspec
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from activity_platform.failures import PlatformError, UsageError
 from activity_platform.local import registry
@@ -62,20 +63,33 @@ def print_json(result: Any) -> None:
     click.echo(msgspec.json.encode(result).decode())
 
 
-def print_rows(rows: Iterable[Any], columns: Sequence[str], *, as_json: bool) -> None:
-    """Rows (dataclasses or mappings) with those columns: a table on a terminal, else a JSON line each."""
-    records = [
-        {column: record[column] for column in columns}
-        for record in (msgspec.to_builtins(row, builtin_types=()) for row in rows)
-    ]
+def print_rows(
+    rows: Iterable[Any], columns: Sequence[str], *, as_json: bool, aside: Sequence[str] = ()
+) -> None:
+    """Rows (dataclasses) with those columns: a table on a terminal, else a JSON line each.
+
+    Columns that stand `aside` are left out of the table.
+    """
     if as_json or not sys.stdout.isatty():
-        for record in records:
-            print_json(record)
+        for row in rows:
+            print_json({column: getattr(row, column) for column in columns})
         return
-    table = Table(*columns)
-    for record in records:
-        table.add_row(*("" if value is None else str(value) for value in record.values()))
+    shown = [column for column in columns if column not in aside]
+    table = Table(*(Column(column, overflow="fold") for column in shown), box=None, padding=(0, 1, 0, 0))
+    for row in rows:
+        table.add_row(*(_cell(getattr(row, column)) for column in shown))
     Console().print(table)
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case float():
+            return f"{value:.4g}"
+        case datetime():
+            return f"{value.astimezone(UTC):%Y-%m-%d %H:%MZ}"
+    return str(value)
 
 
 class Commands(click.Group):
@@ -85,6 +99,9 @@ class Commands(click.Group):
         kwargs["standalone_mode"] = False
         try:
             status = super().main(*args, **kwargs)
+        except click.exceptions.NoArgsIsHelpError as error:
+            say(error.format_message())
+            sys.exit(WRONG_USE)
         except click.ClickException as error:
             sys.exit(_fail(_one_line(error), WRONG_USE))
         except click.Abort:
