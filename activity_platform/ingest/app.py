@@ -14,10 +14,11 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.authentication import AuthenticationMiddleware
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from activity_platform.ingest import problems
+from activity_platform.ingest import openapi, problems
 from activity_platform.ingest.access_log import AccessLog, Observed
 from activity_platform.ingest.auth import BearerBackend, TokenVerifier
 from activity_platform.ingest.cors import Cors
@@ -80,4 +81,9 @@ def _routes(settings: Settings, writer: Writer, reader: Reader, metrics: Metrics
         Route("/healthz", probes.health, methods=["GET"]),
         Route("/readyz", probes.readiness, methods=["GET"]),
         Route("/metrics", probes.metrics, methods=["GET"]),
+        Route("/openapi.json", _description, methods=["GET"]),
     ]
+
+
+async def _description(_: Request) -> Response:
+    return JSONResponse(openapi.document(EVENTS_PATH, EDGES_PATH))
