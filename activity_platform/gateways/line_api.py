@@ -1,4 +1,4 @@
-"""LINE's Messaging API: reading the profile of a user (`GET /v2/bot/profile/{userId}`).
+"""LINE's Messaging API: reading the profile of a user (`GET /v2/bot/profile/{userId}`), and trying a token.
 
 A definite answer is returned, everything else is raised as the kind of failure it is. No message holds the
 token or a whole LINE id; each one names LINE's request id, which LINE's support asks for.
@@ -112,6 +112,7 @@ class LineApi:
         if not TOKEN.fullmatch(token):
             raise Unauthorized("the channel access token is empty or holds characters that no token has")
         self._profile_url = f"{base_url.rstrip('/')}/v2/bot/profile/"
+        self._info_url = f"{base_url.rstrip('/')}/v2/bot/info"
         self._token = token
         self._connections = connections
         self._timeout = timeout
@@ -134,15 +135,24 @@ class LineApi:
 
     async def get_profile(self, user_id: str) -> Profile | NotFound:
         """What LINE knows of the user. Raises a kind of `NoAnswer` or of `Refused`."""
+        response = await self._get(self._profile_url + quote(user_id, safe=""), masked(user_id))
+        return _understood(response, user_id)
+
+    async def check_token(self) -> None:
+        """Asks LINE about the channel itself. Raises a kind of `NoAnswer` or of `Refused`."""
+        response = await self._get(self._info_url, "the channel")
+        if response.status_code != 200:
+            raise _failure(response, "the channel")
+
+    async def _get(self, url: str, about: str) -> httpx.Response:
         try:
             async with asyncio.timeout(self._total_seconds):
-                response = await self._client.get(self._profile_url + quote(user_id, safe=""))
+                return await self._client.get(url)
         except (httpx.HTTPError, aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
             # The transport reports a lost connection as a timeout; the error beneath has the right name.
             beneath = error.__cause__ if isinstance(error, httpx.HTTPError) else None
             name = type(beneath or error).__name__
-            raise Unavailable(f"no answer from LINE about {masked(user_id)} ({name})") from error
-        return _understood(response, user_id)
+            raise Unavailable(f"no answer from LINE about {about} ({name})") from error
 
 
 def masked(user_id: str) -> str:
@@ -170,13 +180,20 @@ def _understood(response: httpx.Response, user_id: str) -> Profile | NotFound:
         return _profile(response, user_id, request_id)
     if status in (400, 404):
         return NotFound(user_id, status, request_id)
+    raise _failure(response, masked(user_id))
+
+
+def _failure(response: httpx.Response, about: str) -> Refused | NoAnswer:
+    status = response.status_code
+    request_id = response.headers.get("x-line-request-id")
     if status == 401:
-        raise Unauthorized("LINE refused the channel access token (401): give the OA a valid one", request_id)
+        message = "LINE refused the channel access token (401): give the OA a valid one"
+        return Unauthorized(message, request_id)
     if status == 403:
-        raise Unauthorized("LINE doesn't let this channel read profiles (403): check its plan", request_id)
+        return Unauthorized("LINE doesn't let this channel read profiles (403): check its plan", request_id)
     if status == 429:
-        raise _limit(response, request_id)
-    raise Unavailable(f"LINE answered {status} about {masked(user_id)}", request_id)
+        return _limit(response, request_id)
+    return Unavailable(f"LINE answered {status} about {about}", request_id)
 
 
 def _profile(response: httpx.Response, user_id: str, request_id: str | None) -> Profile:

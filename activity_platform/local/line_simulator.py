@@ -1,9 +1,10 @@
-"""A stand-in for LINE's `GET /v2/bot/profile/{userId}`, after LINE's public OpenAPI description.
+"""A stand-in for LINE's `GET /v2/bot/profile/{userId}` and `GET /v2/bot/info`, after its OpenAPI description.
 
 Without a script every well-formed user id has a profile that follows from the id alone. Rules change that
 per id, per token or for a while, and a log tells what was asked. Both are reached over HTTP:
 
-- `POST /_simulator/rules` adds a rule (see `Rule`); the first one that matches a request answers it
+- `POST /_simulator/rules` adds a rule (see `Rule`); the first one that matches a request answers it. For
+  the info, which the log doesn't count, the id is empty
 - `DELETE /_simulator/rules` forgets all rules
 - `GET /_simulator/log` tells what was asked (see `RequestLog.report`); `?ids=1` adds the counts per id
 - `POST /_simulator/reset` forgets rules and log
@@ -32,6 +33,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 PROFILE_PATH = "/v2/bot/profile/"
+INFO_PATH = "/v2/bot/info"
 USER_ID = re.compile(r"U[0-9a-f]{32}")
 RECENT_REQUESTS = 10_000
 WINDOW_SECONDS = 1.0  # LINE states its limits a second
@@ -78,6 +80,16 @@ NOT_FOUND = _message(404, "Not found")
 INVALID_ID = _message(400, "The value for the 'userId' parameter is invalid")
 UNAUTHORIZED = _message(
     401, "Authentication failed. Confirm that the access token in the authorization header is valid."
+)
+BOT_INFO = Answer(
+    status=200,
+    body={
+        "userId": f"U{0:032x}",
+        "basicId": "@simulator",
+        "displayName": "Simulated account",
+        "chatMode": "bot",
+        "markAsReadMode": "auto",
+    },
 )
 RATE_LIMIT = _message(429, "The API rate limit has been exceeded. Try again later.")
 RETRY_KEY_REFUSED = _message(400, "The X-Line-Retry-Key header is not supported by this endpoint")
@@ -253,6 +265,8 @@ class LineSimulator:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith(PROFILE_PATH):
             await self._profile(scope, receive, send)
+        elif scope["type"] == "http" and scope["path"] == INFO_PATH:
+            await self._info(scope, receive, send)
         else:
             await self._control(scope, receive, send)
 
@@ -274,6 +288,18 @@ class LineSimulator:
                 status = await self._send(answer, user_id, send)
         finally:
             log.left(status)
+
+    async def _info(self, scope: Scope, receive: Receive, send: Send) -> None:
+        token = _bearer_token(dict(scope["headers"]))
+        answer, delay = self.script.choose("", token)
+        if delay:
+            await asyncio.sleep(delay)
+        if answer is USUAL:
+            answer = BOT_INFO if token else UNAUTHORIZED
+        if answer.connection == "drop":
+            await _drop(receive, send)
+        else:
+            await self._send(answer, "", send)
 
     def _usual(
         self, method: str, user_id: str, token: str | None, headers: dict[bytes, bytes], lately: TokenLog

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import Any
 
@@ -81,6 +82,27 @@ def test_what_postgres_cannot_hold_is_taken_out_of_every_text(
 ) -> None:
     line.answer(spelled_out(f'"displayName":"{said}","statusMessage":"{said}"'))
     assert ask(line.base_url) == Profile(SOMEBODY, stored, status_message=stored or None)
+
+
+def check_token(base_url: str) -> None:
+    async def check() -> None:
+        async with LineApi(base_url, TOKEN) as api:
+            await api.check_token()
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [("unauthorized", Unauthorized), ("rate_limit", RateLimited), ("html", None), ("drop", Unavailable)],
+)
+def test_a_token_is_good_when_line_answers_the_channel_about_itself(
+    line: SimulatedLine, answer: str, kind: type[Exception] | None
+) -> None:
+    check_token(line.base_url)
+    line.answer(answer, token=TOKEN)
+    with pytest.raises(kind) if kind else contextlib.nullcontext():
+        check_token(line.base_url)
 
 
 def test_unknown_fields_and_optional_ones_of_another_type_do_no_harm(line: SimulatedLine) -> None:

@@ -53,6 +53,17 @@ def test_each_answer_has_a_request_id_of_its_own(client: httpx.Client) -> None:
     assert all(re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", name) for name in ids)
 
 
+def test_a_channel_may_ask_about_itself_unless_a_rule_for_its_token_says_no(line: SimulatedLine) -> None:
+    def ask(token: str) -> httpx.Response:
+        return httpx.get(f"{line.base_url}/v2/bot/info", headers={"Authorization": f"Bearer {token}"})
+
+    line.answer("unauthorized", token="lapsed")
+    assert ask("good").json()["basicId"] == "@simulator"
+    assert ask("lapsed").status_code == 401
+    assert httpx.get(f"{line.base_url}/v2/bot/info").status_code == 401
+    assert line.log()["requests"] == 0
+
+
 @pytest.mark.parametrize("authorization", [None, "Basic abc", "Bearer"])
 def test_a_request_without_a_token_is_unauthorized(line: SimulatedLine, authorization: str | None) -> None:
     headers = {} if authorization is None else {"Authorization": authorization}
