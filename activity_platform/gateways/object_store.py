@@ -1,0 +1,121 @@
+"""Files in S3, or in anything that speaks it: read whole up to a size, written in one piece.
+
+A write is one PUT, which S3 carries out wholly or not at all, so that a reader sees the old object or the
+new one. No message names a key: it may hold what a person typed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
+
+from activity_platform.failures import PermanentFailure, TransientFailure
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+CONNECT_TIMEOUT_SECONDS = 5
+READ_TIMEOUT_SECONDS = 30
+ATTEMPTS = 4  # of one request; botocore waits up to some seconds between them
+PIECE_BYTES = 1024 * 1024
+
+_MISSING = ("NoSuchKey", "NoSuchBucket", "NoSuchVersion", "404", "NotFound")
+
+
+class ObjectMissing(TransientFailure):
+    """There is no such object, or not yet."""
+
+
+class ObjectTooLarge(PermanentFailure):
+    """The object is larger than the reader takes."""
+
+
+class StorageUnavailable(TransientFailure):
+    """The storage is away, busy, or refuses this client."""
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where an object is. The key is taken literally: `+`, `%20` and spaces are just characters."""
+
+    bucket: str
+    key: str
+
+
+def s3_client(endpoint_url: str = "") -> S3Client:
+    """A client after the environment's `AWS_*`. Without `endpoint_url` it is AWS's own S3."""
+    import boto3
+    from botocore.config import Config
+
+    return boto3.client(
+        "s3",
+        endpoint_url=endpoint_url or None,
+        config=Config(
+            connect_timeout=CONNECT_TIMEOUT_SECONDS,
+            read_timeout=READ_TIMEOUT_SECONDS,
+            retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
+            # Servers other than AWS seldom know buckets as host names, and some no trailing checksums.
+            s3={"addressing_style": "path" if endpoint_url else "auto"},
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+        ),
+    )
+
+
+class ObjectStore:
+    """Objects of `bucket`, and of others where a location names one.
+
+    Every method raises `StorageUnavailable` when the storage can't be reached or refuses.
+    """
+
+    def __init__(self, client: S3Client, bucket: str) -> None:
+        self._client = client
+        self._bucket = bucket
+
+    def locate(self, path: str) -> Location:
+        """`path` is a key of the store's bucket or `s3://bucket/key`."""
+        if path.startswith("s3://"):
+            bucket, _, key = path.removeprefix("s3://").partition("/")
+            return Location(bucket, key)
+        return Location(self._bucket, path)
+
+    def get(self, path: str, *, most_bytes: int) -> bytes:
+        """The whole object. Raises `ObjectMissing`, or `ObjectTooLarge` as soon as the size shows."""
+        location = self.locate(path)
+        data = bytearray()
+        with _failures_named():
+            answer = self._client.get_object(Bucket=location.bucket, Key=location.key)
+            size = answer["ContentLength"]
+            with closing(answer["Body"]) as body:
+                for piece in body.iter_chunks(PIECE_BYTES) if size <= most_bytes else ():
+                    data += piece
+        if max(size, len(data)) > most_bytes:
+            raise ObjectTooLarge(f"the file has more than {most_bytes:,} bytes: split it into smaller ones")
+        return bytes(data)
+
+    def put(self, path: str, data: bytes, *, content_type: str) -> None:
+        """Writes the object, over an older one if there is one."""
+        location = self.locate(path)
+        with _failures_named():
+            self._client.put_object(
+                Bucket=location.bucket, Key=location.key, Body=data, ContentType=content_type
+            )
+
+
+@contextmanager
+def _failures_named() -> Iterator[None]:
+    try:
+        yield
+    except ClientError as error:
+        code = error.response.get("Error", {}).get("Code", "")
+        if code in _MISSING:
+            raise ObjectMissing("the file is not in the object storage, or not yet") from error
+        raise StorageUnavailable(f"the object storage refused the request ({code})") from error
+    except ParamValidationError as error:
+        raise ObjectMissing("the path names no bucket or key that can exist") from error
+    except (BotoCoreError, OSError) as error:
+        raise StorageUnavailable(f"the object storage can't be reached ({type(error).__name__})") from error
