@@ -3,13 +3,16 @@
 from datetime import timedelta
 
 import dagster as dg
+import psycopg
 
-from activity_platform.activity import log_size, partitions, rollup
+from activity_platform.activity import checks, log_size, partitions, rollup
 from activity_platform.defs.jobs import JobClass, every, job_tags
 from activity_platform.defs.resources import SettingsResource
 from activity_platform.gateways import postgres
+from activity_platform.settings import Settings
 
 GROUP = "activity"
+LAG_SECONDS_AT_MOST = 300  # five times the schedule's minute
 
 activity_events = dg.AssetSpec(
     "activity_events",
@@ -37,12 +40,51 @@ def interaction_edges(settings: SettingsResource) -> dg.MaterializeResult[None]:
         metadata={
             "events_folded": result.events,
             "edges_touched": result.edges,
-            "slices": result.slices,
             "lag_seconds": result.lag_seconds,
-            "window_start": dg.MetadataValue.timestamp(result.lower),
             "watermark": dg.MetadataValue.timestamp(result.watermark),
-            "busy": result.busy,
+            "window_start": dg.MetadataValue.timestamp(result.lower),
+            "slices": result.slices,
+            "rows_waiting": result.waiting,
+            "late_events": result.late,
+            "oldest_open_writer_seconds": result.oldest_writer_seconds or 0.0,
+            "held_by": str(result.bound_reason),
         }
+    )
+
+
+@dg.asset_check(asset=interaction_edges)
+def edges_keep_up(settings: SettingsResource) -> dg.AssetCheckResult:
+    """The watermark is at most five minutes behind the clock, and not ahead of it."""
+    with _connection(settings) as connection:
+        lag = checks.check_lag(connection, most_seconds=LAG_SECONDS_AT_MOST)
+    return dg.AssetCheckResult(passed=lag.passed, metadata={"lag_seconds": lag.seconds})
+
+
+@dg.asset_check(asset=interaction_edges)
+def edges_hold_every_event(settings: SettingsResource) -> dg.AssetCheckResult:
+    """Log, fold and edges agree on the events of the last minutes."""
+    with _connection(settings) as connection:
+        found = checks.check_conservation(connection)
+    return dg.AssetCheckResult(
+        passed=found.passed,
+        metadata={
+            "window_start": dg.MetadataValue.timestamp(found.lower),
+            "window_end": dg.MetadataValue.timestamp(found.upper),
+            "events_in_the_log": found.logged,
+            "events_folded": found.folded,
+            "missing_from_their_edge": found.missing,
+            "not_in_the_log": found.extra,
+        },
+    )
+
+
+@dg.asset_check(asset=interaction_edges)
+def no_event_came_late(settings: SettingsResource) -> dg.AssetCheckResult:
+    """No event of the last hour is stamped where the fold had already been; such an event is in no edge."""
+    with _connection(settings) as connection:
+        late = checks.check_late(connection)
+    return dg.AssetCheckResult(
+        passed=late.passed, severity=dg.AssetCheckSeverity.WARN, metadata={"late_events": late.events}
     )
 
 
@@ -73,10 +115,27 @@ def activity_event_partitions(
     )
 
 
+@dg.asset_check(asset=activity_event_partitions)
+def months_are_in_place(settings: SettingsResource) -> dg.AssetCheckResult:
+    """Coming months have their partition, DEFAULT is empty, and nothing is a day overdue for dropping."""
+    with _connection(settings) as connection:
+        months = checks.check_months(
+            connection, now=None, retention_days=settings.retention_days, ahead=settings.partitions_ahead
+        )
+    return dg.AssetCheckResult(
+        passed=months.passed,
+        metadata={
+            "missing": ", ".join(months.missing) or "none",
+            "rows_in_default": months.default_rows,
+            "overdue": ", ".join(months.overdue) or "none",
+        },
+    )
+
+
 @dg.op(out=dg.Out(dg.Nothing))
 def observe_activity_events(context: dg.OpExecutionContext, settings: SettingsResource) -> None:
     """Records how large the log is."""
-    with postgres.connect(settings.database_url, application_name="activity-platform observe") as connection:
+    with _connection(settings) as connection:
         seen = log_size.measure(connection)
     context.log_event(
         dg.AssetObservation(
@@ -111,10 +170,15 @@ activity_event_partitions_job = dg.define_asset_job(
 )
 
 
+def _connection(settings: Settings) -> psycopg.Connection:
+    return postgres.connect(settings.database_url, application_name="activity-platform checks")
+
+
 def definitions() -> dg.Definitions:
     """The assets, jobs and schedules of activity."""
     return dg.Definitions(
         assets=[activity_events, interaction_edges, activity_event_partitions],
+        asset_checks=[edges_keep_up, edges_hold_every_event, no_event_came_late, months_are_in_place],
         jobs=[interaction_edges_job, activity_event_partitions_job, observe_activity_events_job],
         schedules=[
             every("* * * * *", interaction_edges_job.name, "Folds once a minute."),

@@ -68,9 +68,13 @@ def test_the_definitions_are_those_of_the_snapshot(settings: Settings) -> None:
 
 def test_everything_that_starts_by_itself_is_described_and_running(settings: Settings) -> None:
     repository = build_defs(settings).get_repository_def()
-    for started in (*repository.schedule_defs, *repository.sensor_defs):
-        assert started.description, started.name
-        assert started.default_status.value == "RUNNING", started.name
+    started: list[dg.ScheduleDefinition | dg.SensorDefinition] = [
+        *repository.schedule_defs,
+        *repository.sensor_defs,
+    ]
+    for one in started:
+        assert one.description, one.name
+        assert one.default_status.value == "RUNNING", one.name
 
 
 def test_they_load_in_a_fresh_interpreter(environment: dict[str, str]) -> None:
