@@ -1,0 +1,180 @@
+"""The command line as a person or a script meets it: results, single-line failures, exit statuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jwt
+import psycopg
+import pytest
+
+from activity_platform.local import registry
+from activity_platform.local.services import Stack
+from activity_platform.settings import Settings
+
+PROGRAM = str(Path(sys.executable).parent / "activity-platform")
+AWAY = "postgresql://user:password@127.0.0.1:9/nowhere"
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(environment: dict[str, str]) -> Run:
+    """Runs `activity-platform` on the test's database; `without` unsets variables, `env` sets some."""
+
+    def run(
+        *arguments: str, without: tuple[str, ...] = (), env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        chosen = {**os.environ, **environment, **(env or {})}
+        return subprocess.run(
+            [PROGRAM, *arguments],
+            env={name: value for name, value in chosen.items() if name not in without},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+def _rows(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def _one_line(done: subprocess.CompletedProcess[str], status: int) -> str:
+    assert done.returncode == status, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_events_become_edges_from_the_command_line(run: Run, connection: psycopg.Connection) -> None:
+    connection.execute(
+        "INSERT INTO activity_events (user_id, verb, object_type, object_id)"
+        " VALUES ('ann', 'save', 'event', 'e1'), ('ann', 'tap', 'event', 'e2')"
+    )
+    (folded,) = _rows(run("rollup", env={"ROLLUP_LAG_SECONDS": "0"}))
+    assert {"watermark", "events", "edges", "slices", "lag_seconds", "busy"} <= folded.keys()
+    assert (folded["events"], folded["edges"], folded["busy"]) == (2, 2, False)
+
+    found = _rows(run("edges", "ann"))
+    assert [(edge["edge_type"], edge["target_id"], edge["weight"]) for edge in found] == [
+        ("saved", "e1", 3.0),
+        ("tapped", "e2", 0.5),
+    ]
+    assert len(_rows(run("edges", "ann", "--edge-type", "saved", "--limit", "1"))) == 1
+    assert _rows(run("edges", "nobody")) == []
+
+
+def test_migrate_provisions_the_hot_months_and_is_repeatable(run: Run) -> None:
+    assert [_rows(run("migrate"))[0]["partitions_created"] for _ in range(2)] == [4, 0]
+
+
+def test_partitions_plan_says_what_apply_then_does(run: Run) -> None:
+    at = ("--now", "2026-01-31T23:30:00+07:00")
+    wanted = {f"activity_events_y2026m0{month}" for month in (1, 2, 3, 4)}
+
+    def created(command: str) -> set[str]:
+        return {
+            row["partition"] for row in _rows(run("partitions", command, *at)) if row["action"] == "create"
+        }
+
+    assert created("plan") == wanted
+    assert created("apply") == wanted
+    assert created("plan") == set()
+
+
+def test_a_token_holds_what_was_asked_for(run: Run, settings: Settings) -> None:
+    done = run("token", "ann", "--scope", "edges:read", "--ttl", "60")
+    claims = jwt.decode(done.stdout.strip(), settings.jwt_secret, algorithms=["HS256"])
+    assert (claims["sub"], claims["scope"]) == ("ann", "edges:read")
+
+
+def test_messages_go_in_and_the_drain_counts_them(run: Run) -> None:
+    user = '"lineUserId":"U1","lineOaId":1,"organizationId":1'
+    payload = f'{{{user},"activityType":"follow","activityStatus":"active"}}'
+    assert _rows(run("queue", "enqueue", "line_user_last_activity", payload))[0]["entry_id"]
+    status = {row["queue"]: row for row in _rows(run("queue", "status"))}
+    assert status["line_user_last_activity"]["depth"] == 1
+    assert set(status["create_audience"]) == {"queue", "depth", "dead", "oldest_seconds"}
+
+    (counts,) = _rows(run("last-activity", "drain"))
+    assert (counts["read"], counts["updated"], counts["unknown"]) == (1, 0, 1)
+
+
+def test_a_dead_letter_is_shown_and_replayed(run: Run, redis_url: str) -> None:
+    import redis
+
+    with redis.Redis.from_url(redis_url) as client:
+        client.xadd("line_user_last_activity", {"payload": b"{not json"})
+    assert _rows(run("last-activity", "drain"))[0]["buried"] == 1
+    (letter,) = _rows(run("queue", "dead", "line_user_last_activity"))
+    assert letter["reason"] == "bad_payload"
+
+    (replayed,) = _rows(run("queue", "replay", "line_user_last_activity", letter["entry_id"]))
+    assert replayed["message_ids"] == [letter["message_id"]]
+    assert _rows(run("queue", "dead", "line_user_last_activity")) == []
+
+
+def test_a_missing_variable_is_named(run: Run) -> None:
+    assert "DATABASE_URL is not set" in _one_line(run("rollup", without=("DATABASE_URL",)), 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nonsense",), "No such command 'nonsense'"),
+        (("edges",), "ACTOR"),
+        (("edges", "ann", "--limit", "0"), "limit"),
+        (("edges", "ann", "--limit", "x"), "--limit"),
+        (("partitions", "apply", "--now", "2026-01-31"), "--now"),
+        (("queue", "dead", "nonsense"), "no queue 'nonsense'"),
+        (("queue", "enqueue", "create_audience", "{"), "JSON"),
+    ],
+)
+def test_wrong_use_is_one_line_and_status_2(run: Run, arguments: tuple[str, ...], said: str) -> None:
+    assert said in _one_line(run(*arguments), 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env"),
+    [
+        (("rollup",), {"DATABASE_URL": AWAY}),
+        (("partitions", "plan"), {"DATABASE_URL": AWAY}),
+        (("migrate",), {"DATABASE_URL": AWAY}),
+        (("queue", "status"), {"REDIS_URL": "redis://:password@127.0.0.1:9/0"}),
+    ],
+)
+def test_a_server_that_is_away_is_one_line_and_status_1(
+    run: Run, arguments: tuple[str, ...], env: dict[str, str]
+) -> None:
+    assert "password" not in _one_line(run(*arguments, env=env), 1)
+
+
+def test_a_taken_port_is_one_line(run: Run, stack: Stack) -> None:
+    taken = str(stack.valkey.port)
+    assert taken in _one_line(run("ingest", "--port", taken), 1)
+
+
+def test_a_running_stack_is_found_unless_a_variable_says_otherwise(
+    run: Run, stack: Stack, environment: dict[str, str]
+) -> None:
+    own = tuple(environment)
+    with registry.announced(stack.directory, environment):
+        found = run("edges", "ann", without=own)
+        assert (found.returncode, found.stdout) == (0, "")
+        assert f"using the stack on {stack.directory}" in found.stderr
+
+        kept = tuple(name for name in own if name != "DATABASE_URL")
+        assert "can't be reached" in _one_line(
+            run("edges", "ann", without=kept, env={"DATABASE_URL": AWAY}), 1
+        )
+    assert "DATABASE_URL is not set" in _one_line(run("edges", "ann", without=own), 2)
