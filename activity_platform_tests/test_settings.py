@@ -82,3 +82,10 @@ def test_no_secret_shows_when_settings_are_printed() -> None:
     settings = Settings.load({"JWT_SECRET": SECRET, "DATABASE_URL": "postgresql://u:geheim@h/d"})
     assert SECRET not in repr(settings)
     assert "geheim" not in repr(settings)
+
+
+def test_the_readme_lists_every_variable_as_it_is() -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    for variable in Settings.variables().values():
+        default = f"`{variable.default}`" if variable.default else ""
+        assert f"| `{variable.name}` | {default} | {variable.about} |" in readme, variable.name

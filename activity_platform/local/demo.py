@@ -20,6 +20,7 @@ from rich.table import Table
 
 from activity_platform.failures import PlatformError
 from activity_platform.local.demo_activity import ActivityRoute
+from activity_platform.local.demo_last_activity import LastActivityRoute
 from activity_platform.settings import Settings
 
 PATIENCE_SECONDS = 300
@@ -63,10 +64,11 @@ class Demo:
         self._ui_url = ui_url
         self._console = console
         self._activity = ActivityRoute(settings, api_url, ui_url)
+        self._last_activity = LastActivityRoute(settings, ui_url)
 
     @property
     def _routes(self) -> Sequence[Route]:
-        return (self._activity,)
+        return (self._activity, self._last_activity)
 
     def run(self, look: Callable[[], None]) -> None:
         """Sends, waits, compares and prints. `look` is called while waiting, to raise when a server ended."""
