@@ -36,7 +36,10 @@ PLAIN_METHODS = (b"POST ", b"GET ", b"HEAD ", b"PUT ", b"DELETE ", b"OPTIONS ", 
 OTHER_METHOD = re.compile(rb"(?:\r\n)*([!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}) (?=/[^ ]* HTTP/1\.[01]\r\n)")
 STAND_IN = b"PUT "
 
+UPGRADE = re.compile(rb"\r\nupgrade(?=[ \t]*:)", re.IGNORECASE)
+
 MALFORMED = "This is not HTTP/1.1."
+TOO_LONG = f"The head is longer than {MAX_HEAD_BYTES} bytes."
 
 
 class PoliteProtocol(HttpToolsProtocol):
@@ -66,7 +69,7 @@ class PoliteProtocol(HttpToolsProtocol):
             self._throw_away(len(data))
         elif not self._deaf:
             self._unset_keepalive_if_required()
-            self._parse(data if self._in_message else self._with_known_method(data))
+            self._parse(data if self._in_message else self._palatable(data))
             self._watch_head(len(data))
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -97,6 +100,8 @@ class PoliteProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._head_bytes = 0
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
+            raise ValueError(TOO_LONG)  # the parser passes it on as an error of its own
         super().on_headers_complete()
         if self._method is not None:
             self.scope["method"] = self._method.decode("ascii")
@@ -122,24 +127,23 @@ class PoliteProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _parse(self, data: bytes) -> None:
-        while data:
-            try:
-                self.parser.feed_data(data)
-            except httptools.HttpParserUpgrade as upgrade:
-                data = data[upgrade.args[0] :]
-                self.parser = httptools.HttpRequestParser(self)
-                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
-            except httptools.HttpParserError:
-                return self._refuse(HTTPStatus.BAD_REQUEST, MALFORMED)
-            else:
-                return None
-        return None
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:  # its head came in parts, and the parser gives up behind it
+            self._end_behind_newest_answer()
+        except httptools.HttpParserError as error:
+            self._refuse(
+                HTTPStatus.BAD_REQUEST, TOO_LONG if TOO_LONG in str(error.__context__) else MALFORMED
+            )
 
-    def _with_known_method(self, data: bytes) -> bytes:
-        if data.startswith(PLAIN_METHODS) or not (found := OTHER_METHOD.match(data)):
-            return data
-        self._method = found[1]
-        return STAND_IN + data[found.end() :]
+    def _palatable(self, data: bytes) -> bytes:
+        """The start of a request as the parser takes it: a method that it knows, and no upgrade."""
+        if not data.startswith(PLAIN_METHODS) and (found := OTHER_METHOD.match(data)):
+            self._method = found[1]
+            data = STAND_IN + data[found.end() :]
+        if upgrade := UPGRADE.search(data, 0, data.find(b"\r\n\r\n")):
+            data = data[: upgrade.start()] + b"\r\nX-Upgrade" + data[upgrade.end() :]
+        return data
 
     def _watch_head(self, size: int) -> None:
         """A head in parts must be complete in time and within the limit."""
@@ -147,7 +151,7 @@ class PoliteProtocol(HttpToolsProtocol):
             return
         self._head_bytes += size if self._in_head else 0
         if self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse(HTTPStatus.BAD_REQUEST, f"The head is longer than {MAX_HEAD_BYTES} bytes.")
+            self._refuse(HTTPStatus.BAD_REQUEST, TOO_LONG)
         elif self._owes_answer:
             self._clear_timer()
         elif self._timer is None and self._in_message:

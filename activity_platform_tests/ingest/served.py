@@ -26,6 +26,14 @@ EVENTS = "/api/v1/activity/events"
 EDGES = "/api/v1/activity/edges"
 START_SECONDS = 30
 
+#: The command line with less patience for slow clients.
+IMPATIENT = """
+from activity_platform.cli import main
+from activity_platform.ingest import protocol, request_body
+protocol.HEAD_SECONDS = request_body.STALL_SECONDS = {seconds}
+main()
+"""
+
 
 def event(**changes: Any) -> dict[str, Any]:
     """A valid event, with changes."""
@@ -45,11 +53,19 @@ def new_user() -> str:
 class Served:
     """A running `activity-platform ingest`, within a `with` block."""
 
-    def __init__(self, environment: Mapping[str, str], directory: Path, *, workers: int = 1) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        directory: Path,
+        *,
+        workers: int = 1,
+        patience: float | None = None,
+    ) -> None:
         self.settings = Settings.load(environment)
         self.log = directory / f"ingest-{uuid.uuid4()}.log"
         self._environment = environment
         self._workers = workers
+        self._patience = patience
         self.port = free_port()
         self.client = httpx.Client(timeout=60)
 
@@ -66,6 +82,8 @@ class Served:
     def start(self) -> None:
         """Starts, always on the same port, and returns when it serves."""
         command = [str(Path(sys.executable).parent / "activity-platform"), "ingest"]
+        if self._patience is not None:
+            command = [sys.executable, "-c", IMPATIENT.format(seconds=self._patience), "ingest"]
         options = ["--port", str(self.port), "--workers", str(self._workers)]
         before = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
@@ -89,6 +107,13 @@ class Served:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    def memory(self) -> int:
+        """Resident bytes of the process."""
+        told = subprocess.run(
+            ["ps", "-o", "rss=", "-p", str(self.process.pid)], capture_output=True, check=True
+        )
+        return int(told.stdout) * 1024
 
     def token(self, user: str, *, scope: str = "") -> str:
         return development_token(self.settings, user, scope=scope)
@@ -147,19 +172,19 @@ class Answer:
 
 def read_answer(connection: socket.socket) -> Answer:
     """Reads exactly one answer; raises `ConnectionError` when the connection ends before."""
-    received = b""
-    while b"\r\n\r\n" not in received:
-        received += _some(connection)
-    head, _, content = received.partition(b"\r\n\r\n")
-    status_line, *lines = head.decode("latin-1").split("\r\n")
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += _some(connection, 1)  # not a byte of the answer behind it
+    status_line, *lines = head.decode("latin-1").rstrip().split("\r\n")
     headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
-    while len(content) < int(headers.get("content-length", "0")):
-        content += _some(connection)
+    content = b""
+    while missing := int(headers.get("content-length", "0")) - len(content):
+        content += _some(connection, missing)
     return Answer(int(status_line.split()[1]), headers, content)
 
 
-def _some(connection: socket.socket) -> bytes:
-    received = connection.recv(65536)
+def _some(connection: socket.socket, most: int) -> bytes:
+    received = connection.recv(most)
     if not received:
         raise ConnectionError("the connection ended before the answer did")
     return received

@@ -450,7 +450,7 @@ def test_a_body_of_a_mebibyte_is_taken_and_one_byte_more_is_not(
 
 
 def test_a_gzip_bomb_stops_at_the_limit(api: Served, user: str) -> None:
-    bomb = gzip.compress(b" " * 500_000_000, 9)
+    bomb = gzip.compress(b" " * 50_000_000, 9)
     assert_problem(api.post(bomb, user, Content_Encoding="gzip"), 413)
 
 
