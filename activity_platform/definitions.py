@@ -4,10 +4,10 @@ import os
 
 import dagster as dg
 
-from activity_platform.defs import activity, resources
+from activity_platform.defs import activity, last_activity, resources
 from activity_platform.settings import Settings
 
-BY_DOMAIN = {"activity": activity.definitions}
+BY_DOMAIN = {"activity": activity.definitions, "last_activity": last_activity.definitions}
 
 
 def build_defs(settings: Settings) -> dg.Definitions:
