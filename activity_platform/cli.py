@@ -85,6 +85,18 @@ def migrate() -> None:
 
 
 @main.command()
+@json_option
+def doctor(as_json: bool) -> None:
+    """Look at everything the platform stands on; say what is wrong and how to cure it."""
+    from activity_platform.doctor import Status, examine
+
+    findings = list(examine(load_settings(Need.DATABASE, any_schema=True)))
+    print_rows(findings, ("status", "check", "what", "cure"), as_json=as_json)
+    if any(finding.status is Status.RED for finding in findings):
+        sys.exit(FAILED)
+
+
+@main.command()
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
 @click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True)

@@ -8,8 +8,10 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+import dagster as dg
 import psycopg
 import pytest
 import redis
@@ -51,6 +53,38 @@ def database_url(stack: Stack) -> Iterator[str]:
         server.execute(sql.SQL("CREATE DATABASE {name} TEMPLATE {template}").format(**identifiers))
         yield stack.database_url(name)
         server.execute(sql.SQL("DROP DATABASE {name} WITH (FORCE)").format(**identifiers))
+
+
+@pytest.fixture(scope="session")
+def dagster_template(stack: Stack) -> str:
+    """The name of a database with the tables that Dagster makes at its first start."""
+    name = "dagster_template"
+    with psycopg.connect(stack.database_url("postgres"), autocommit=True) as server:
+        server.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(sql.Identifier(name)))
+    with _dagster_instance(stack.database_url(name)):
+        return name
+
+
+@pytest.fixture
+def dagster_postgres_url(stack: Stack, dagster_template: str) -> Iterator[str]:
+    """A database for Dagster, of the test's own."""
+    name = f"test_dagster_{next(_numbers)}"
+    identifiers = {"name": sql.Identifier(name), "template": sql.Identifier(dagster_template)}
+    with psycopg.connect(stack.database_url("postgres"), autocommit=True) as server:
+        server.execute(sql.SQL("CREATE DATABASE {name} TEMPLATE {template}").format(**identifiers))
+        yield stack.database_url(name)
+        server.execute(sql.SQL("DROP DATABASE {name} WITH (FORCE)").format(**identifiers))
+
+
+@pytest.fixture
+def instance(dagster_postgres_url: str) -> Iterator[dg.DagsterInstance]:
+    """A Dagster instance on it."""
+    with _dagster_instance(dagster_postgres_url) as instance:
+        yield instance
+
+
+def _dagster_instance(postgres_url: str) -> AbstractContextManager[dg.DagsterInstance]:
+    return dg.instance_for_test(overrides={"storage": {"postgres": {"postgres_url": postgres_url}}})
 
 
 @pytest.fixture
