@@ -320,6 +320,7 @@ def _prepare(connection: psycopg.Connection) -> None:
     connection.isolation_level = IsolationLevel.READ_COMMITTED
     connection.read_only = False
     connection.execute("SET timezone = 'UTC'")
+    connection.execute("SET datestyle = 'ISO, YMD'")
     connection.execute("SET client_connection_check_interval = '2s'")
 
 

@@ -26,7 +26,7 @@ from activity_platform.gateways import postgres
 T = TypeVar("T")
 
 #: Events that fold in one transaction: about a second of work, and of waiting for whoever needs the table.
-SLICE_EVENTS = 100_000
+SLICE_EVENTS = 200_000
 WAITING_AT_MOST = 1_000_000
 LATE_WINDOW = timedelta(hours=1)
 TICK = timedelta(microseconds=1)
@@ -41,6 +41,7 @@ YIELDS = (*postgres.RETRYABLE, errors.LockNotAvailable)
 #: A fold that was killed or frozen frees the state's row within seconds; its transaction is undone whole.
 SESSION = {
     "timezone": "UTC",
+    "datestyle": "ISO, YMD",
     "lock_timeout": LOCK_TIMEOUT,
     "idle_in_transaction_session_timeout": "60s",
     "client_connection_check_interval": "2s",
@@ -204,7 +205,7 @@ def _fold_slice(
             return replace(bound, upper=None, reason=Hold.AHEAD)
         if bound.upper is None or bound.upper <= lower:
             return bound
-        span = 2 * (before[-1].upper - before[-1].lower) if before else bound.upper - lower
+        span = _span(before, slice_events) or bound.upper - lower
         upper, events = _slice_end(connection, lower, bound.upper, slice_events, span)
         window = {"name": rollup_sql.STATE, "lower": lower, "upper": upper, "events": events}
         edges = connection.execute(rollup_sql.FOLD, window).rowcount if events else 0
@@ -212,6 +213,14 @@ def _fold_slice(
             connection.execute(rollup_sql.RECORD_SLICE, window | {"edges": edges})
         connection.execute(rollup_sql.ADVANCE, window)
     return Slice(lower, upper, events, edges, upper < bound.upper, bound)
+
+
+def _span(before: list[Slice], slice_events: int) -> timedelta | None:
+    """A span that should hold four fifths of a slice's events if they come as densely as in the last one."""
+    if not before or not before[-1].events:
+        return None
+    factor = min(8.0, 0.8 * slice_events / before[-1].events)
+    return (before[-1].upper - before[-1].lower) * factor
 
 
 def _slice_end(

@@ -12,7 +12,7 @@ from activity_platform.activity.vocabulary import EDGE_RULES
 
 STATE = "interaction_edges"
 
-_RULES = sql.SQL(", ").join(
+RULES = sql.SQL(", ").join(
     sql.SQL("({}, {}, {}::float8)").format(str(verb), str(rule.edge_type), float(rule.weight))
     for verb, rule in EDGE_RULES.items()
 )
@@ -92,7 +92,7 @@ FOLD = sql.SQL("""
         event_count = edge.event_count + excluded.event_count,
         first_at = least(edge.first_at, excluded.first_at),
         last_at = greatest(edge.last_at, excluded.last_at)
-""").format(rules=_RULES)
+""").format(rules=RULES)
 
 #: Events stamped after the watermark and up to now, counted up to `most`.
 COUNT_WAITING = """
@@ -123,7 +123,7 @@ ANY_SLICE = r"""
             WHERE before.name = slice.name AND before.upper < slice.upper), slice.upper
     FROM activity_rollup_slice AS slice
     CROSS JOIN (
-        SELECT greatest(min(upper), (
+        SELECT greatest(min(lower), (
             SELECT min((regexp_match(pg_get_expr(child.relpartbound, child.oid), $$FROM \('([^']+)'\)$$))[1]
                        ::timestamptz)
             FROM pg_inherits JOIN pg_class AS child ON child.oid = inhrelid
