@@ -67,12 +67,17 @@ def demo(data_dir: Path, then_exit: bool) -> None:
 
 
 @main.command()
-def migrate() -> None:
+@click.option("--check", is_flag=True, help="Change nothing; list what existing tables lack.")
+@json_option
+def migrate(check: bool, as_json: bool) -> None:
     """Bring the database to this release, with partitions for the hot months."""
     from activity_platform import migrations
     from activity_platform.activity import partitions
 
     settings = load_settings(Need.DATABASE, any_schema=True)
+    if check:
+        _list_lacks(settings.database_url, as_json=as_json)
+        return
     revision = migrations.upgrade(settings.database_url)
     result = partitions.maintain(
         settings.database_url,
@@ -82,6 +87,21 @@ def migrate() -> None:
         archive_before_drop=settings.archive_before_drop,
     )
     print_json({"revision": revision, "partitions_created": result.created})
+
+
+def _list_lacks(database_url: str, *, as_json: bool) -> None:
+    from activity_platform import migrations
+    from activity_platform.gateways import postgres
+
+    with postgres.connect(database_url, application_name="activity-platform migrate") as connection:
+        mismatch = migrations.mismatch(migrations.current_revision(connection))
+        lacks = migrations.lacks(connection)
+    print_rows(lacks, ("table", "part", "wanted", "found"), as_json=as_json)
+    if mismatch:
+        say(str(mismatch))
+    say(f"existing tables lack {len(lacks)} things" if lacks else "existing tables lack nothing")
+    if lacks:
+        sys.exit(FAILED)
 
 
 @main.command()

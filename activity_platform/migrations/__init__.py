@@ -1,5 +1,7 @@
 """Forward-only Alembic migrations of hand-written SQL: `upgrade` applies them, `ensure_current` insists.
 
+Tables of the same names that are there already are adopted, provided that they lack nothing (see shape.py).
+
 A migration only adds first, so that processes of the release before it, which are already at work, go on
 while the schema is new; none of them starts on it. Several `upgrade` calls at once wait for each other on an
 advisory lock.
@@ -22,6 +24,7 @@ from sqlalchemy.pool import NullPool
 
 from activity_platform.failures import PermanentFailure
 from activity_platform.gateways import postgres
+from activity_platform.migrations import shape
 
 LOCK_KEY = int.from_bytes(b"actpltfm")  # a number that no other program of the database is likely to use
 LOCK_POLL_SECONDS = 0.2
@@ -44,12 +47,16 @@ def upgrade(database_url: str, revision: str = "head") -> str:
     """Brings the database to `revision` and returns the revision it stands at.
 
     Waits while another `upgrade` is under way. Raises `PermanentFailure` when the database stands at a
-    revision that this release does not know, `postgres.DatabaseAway` when it can't be reached.
+    revision that this release does not know or holds tables that lack something, and
+    `postgres.DatabaseAway` when it can't be reached.
     """
     with postgres.connect(database_url, application_name="activity-platform migrate") as connection:
         with _exclusively(connection):
-            if (found := mismatch(current_revision(connection))) and not found.behind:
+            standing = current_revision(connection)
+            if (found := mismatch(standing)) and not found.behind:
                 raise PermanentFailure(str(found))
+            if standing is None:
+                _refuse_incomplete(connection)
             alembic.command.upgrade(_config(database_url), revision)
         return current_revision(connection) or ""
 
@@ -66,6 +73,11 @@ def current_revision(connection: psycopg.Connection) -> str | None:
 def head_revision() -> str:
     """The newest revision of this release."""
     return _scripts().get_current_head() or ""
+
+
+def lacks(connection: psycopg.Connection) -> list[shape.Lack]:
+    """What existing tables lack of what this release's migrations make. Changes nothing."""
+    return list(shape.lacking(shape.read(connection), shape.expected()))
 
 
 def mismatch(revision: str | None) -> Mismatch | None:
@@ -97,6 +109,15 @@ def ensure_current(database_url: str) -> None:
     ):
         if found := mismatch(current_revision(connection)):
             raise PermanentFailure(str(found))
+
+
+def _refuse_incomplete(connection: psycopg.Connection) -> None:
+    if found := lacks(connection):
+        tables = ", ".join(dict.fromkeys(lack.table for lack in found))
+        raise PermanentFailure(
+            f"nothing was changed: tables of these names are there and lack something ({tables}): "
+            "`activity-platform migrate --check` lists what; add it or rename them, then migrate"
+        )
 
 
 @contextmanager

@@ -18,7 +18,7 @@ revision = "0001"
 down_revision = None
 
 SQL = """
-CREATE TABLE activity_events (
+CREATE TABLE IF NOT EXISTS activity_events (
     id bigint GENERATED ALWAYS AS IDENTITY,
     user_id text COLLATE "C" NOT NULL,
     verb text COLLATE "C" NOT NULL,
@@ -29,12 +29,12 @@ CREATE TABLE activity_events (
     created_at timestamptz NOT NULL DEFAULT clock_timestamp()
 ) PARTITION BY RANGE (created_at);
 
-CREATE INDEX activity_events_created_at ON activity_events USING brin (created_at)
+CREATE INDEX IF NOT EXISTS activity_events_created_at ON activity_events USING brin (created_at)
     WITH (pages_per_range = 32, autosummarize = on);
 
-CREATE TABLE activity_events_default PARTITION OF activity_events DEFAULT;
+CREATE TABLE IF NOT EXISTS activity_events_default PARTITION OF activity_events DEFAULT;
 
-CREATE TABLE interaction_edges (
+CREATE TABLE IF NOT EXISTS interaction_edges (
     actor_id text COLLATE "C" NOT NULL,
     edge_type text COLLATE "C" NOT NULL,
     target_type text COLLATE "C" NOT NULL,
@@ -46,15 +46,16 @@ CREATE TABLE interaction_edges (
     PRIMARY KEY (actor_id, edge_type, target_type, target_id)
 ) WITH (fillfactor = 50);
 
-CREATE TABLE activity_rollup_state (
+CREATE TABLE IF NOT EXISTS activity_rollup_state (
     name text PRIMARY KEY,
     watermark timestamptz NOT NULL,
     updated_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
-INSERT INTO activity_rollup_state (name, watermark) VALUES ('interaction_edges', 'epoch');
+INSERT INTO activity_rollup_state (name, watermark) VALUES ('interaction_edges', 'epoch')
+ON CONFLICT DO NOTHING;
 
-CREATE TABLE activity_rollup_slice (
+CREATE TABLE IF NOT EXISTS activity_rollup_slice (
     name text NOT NULL,
     lower timestamptz NOT NULL,
     upper timestamptz NOT NULL,
@@ -64,7 +65,7 @@ CREATE TABLE activity_rollup_slice (
     PRIMARY KEY (name, upper)
 );
 
-CREATE TABLE idempotency_key (
+CREATE TABLE IF NOT EXISTS idempotency_key (
     user_id text NOT NULL,
     key text NOT NULL,
     accepted integer NOT NULL,
@@ -72,7 +73,7 @@ CREATE TABLE idempotency_key (
     PRIMARY KEY (user_id, key)
 );
 
-CREATE INDEX idempotency_key_created_at ON idempotency_key USING brin (created_at);
+CREATE INDEX IF NOT EXISTS idempotency_key_created_at ON idempotency_key USING brin (created_at);
 """
 
 
