@@ -50,12 +50,13 @@ def _needs_none(_: Partition) -> bool:
 
 @dataclass(frozen=True)
 class Done:
-    """What became of a step: what was done, and why. `rows` moved or deleted."""
+    """What became of a step: what was done, and why. `rows` were moved, deleted or dropped."""
 
     action: Action
     partition: str
     reason: str
     rows: int = 0
+    of_default: bool = False
     unfolded: bool = False
     timed_out: bool = False
     failed: bool = False
@@ -77,7 +78,12 @@ class MaintenanceResult:
 
     @property
     def dropped(self) -> int:
-        return sum(step.action is Action.DROP for step in self.steps)
+        return sum(step.action is Action.DROP and not step.of_default for step in self.steps)
+
+    @property
+    def deleted_rows(self) -> int:
+        """Rows of DEFAULT that were past retention."""
+        return sum(step.rows for step in self.steps if step.action is Action.DROP and step.of_default)
 
     @property
     def kept_unfolded(self) -> int:
@@ -339,7 +345,14 @@ def _unplaceable(connection: psycopg.Connection, default: Partition | None) -> i
 
 
 def _unchanged(step: Step) -> Done:
-    return Done(step.action, step.partition.name, step.reason, unfolded=step.unfolded, failed=step.blocked)
+    return Done(
+        step.action,
+        step.partition.name,
+        step.reason,
+        of_default=step.before is not None,
+        unfolded=step.unfolded,
+        failed=step.blocked,
+    )
 
 
 def _identifier(partition: Partition) -> sql.Identifier:
