@@ -3,16 +3,21 @@
     python guard.py PIDFILE SIGNAL GRACE COMMAND…
 
 The parent holds the other end of standard input. When that end closes, the parent having stopped or having
-been killed, the server gets SIGNAL, and SIGKILL after GRACE seconds. PIDFILE holds the server's process id
-while it runs. The exit status is the server's. Standard library only: it starts in some ten milliseconds.
+been killed, the server gets SIGNAL, then what it left behind SIGTERM, and after GRACE seconds all of it
+SIGKILL. PIDFILE holds the server's process id while it runs. The exit status is the server's. Standard
+library only: it starts in some ten milliseconds.
 """
 
+import contextlib
 import os
 import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+POLL_SECONDS = 0.05
 
 
 def main(pid_file: Path, stop_signal: int, grace_seconds: float, command: list[str]) -> int:
@@ -38,12 +43,18 @@ def main(pid_file: Path, stop_signal: int, grace_seconds: float, command: list[s
 
 
 def _stop(server: "subprocess.Popen[bytes]", stop_signal: int, grace_seconds: float) -> None:
+    deadline = time.monotonic() + grace_seconds
     server.send_signal(stop_signal)
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         server.wait(grace_seconds)
-    except subprocess.TimeoutExpired:
+    # What it started and left behind, such as the runs of Dagster's code server.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGTERM)
+        while time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+            os.killpg(server.pid, 0)
         os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
+    server.wait()
 
 
 if __name__ == "__main__":
