@@ -227,6 +227,28 @@ class Settings:
     archive_before_drop: bool = _variable(
         "ARCHIVE_BEFORE_DROP", _boolean, "0", "Whether a month must be archived before it is dropped."
     )
+    history_days: int = _variable(
+        "HISTORY_DAYS", _integer(1, 36_500), "14", "Days that Dagster's runs, events and logs are kept."
+    )
+    message_days: int = _variable(
+        "MESSAGE_DAYS",
+        _integer(1, 36_500),
+        "30",
+        "Days that a message id counts as known; after that the same one would be done again.",
+    )
+    import_days: int = _variable(
+        "IMPORT_DAYS",
+        _integer(1, 36_500),
+        "90",
+        "Days that finished imports and their files are kept; an audience's newest stays.",
+    )
+    alert_webhook_url: str = _variable(
+        "ALERT_WEBHOOK_URL",
+        _url("http", "https"),
+        "",
+        "Gets a POST with JSON for each run that failed; empty: none.",
+        secret=True,
+    )
     dagster_postgres_url: str = _variable(
         "DAGSTER_POSTGRES_URL",
         _url("postgresql", "postgres"),

@@ -105,6 +105,12 @@ class ObjectStore:
                 Bucket=location.bucket, Key=location.key, Body=data, ContentType=content_type
             )
 
+    def delete(self, path: str) -> None:
+        """Deletes the object, if it is there."""
+        location = self.locate(path)
+        with _failures_named():
+            self._client.delete_object(Bucket=location.bucket, Key=location.key)
+
 
 @contextmanager
 def _failures_named() -> Iterator[None]:

@@ -55,6 +55,14 @@ def test_a_write_replaces_the_object(store: ObjectStore, folder: str) -> None:
     assert store.get(f"{folder}/x", most_bytes=LARGE) == b"second"
 
 
+def test_a_deleted_object_is_missing_and_may_be_deleted_again(store: ObjectStore, folder: str) -> None:
+    store.put(f"{folder}/a+b %20", b"x", content_type="text/csv")
+    for _ in range(2):
+        store.delete(f"{folder}/a+b %20")
+        with pytest.raises(ObjectMissing):
+            store.get(f"{folder}/a+b %20", most_bytes=LARGE)
+
+
 def test_an_object_up_to_the_limit_is_read_and_a_larger_one_is_not(store: ObjectStore, folder: str) -> None:
     data = b"x" * 3_000_000
     store.put(f"{folder}/x", data, content_type="text/csv")
