@@ -89,7 +89,7 @@ def test_s04_while_redis_is_away_a_tick_fails_at_once_and_says_so(
         url = f"redis://:s3cret@127.0.0.1:{unused.getsockname()[1]}/0"
     definitions = build_defs(Settings.load(environment | {"REDIS_URL": url}))
     started = time.monotonic()
-    with pytest.raises(QueueAway, match="^Redis can't be reached") as outage:
+    with pytest.raises(QueueAway, match=r"^Redis can't be reached") as outage:
         tick(definitions, instance)
     assert time.monotonic() - started < 2
     assert "s3cret" not in str(outage.value)
