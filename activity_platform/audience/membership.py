@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import stamina
@@ -63,31 +63,37 @@ _CHANGES = {
     Command.MOOKEPT_REMOVE: _NAMED_LEAVE,
     Command.DELETE: _MEMBERS,
 }
-# By the primary key of audience_change: the last key of each chunk.
+# By the primary key of audience_change: the last key of each chunk and how many changes are behind it.
 _CHUNK_ENDS = """
-SELECT user_id FROM (
+SELECT user_id, place FROM (
     SELECT user_id, row_number() OVER (ORDER BY user_id) AS place, count(*) OVER () AS size
     FROM audience_change WHERE import_id = %(import_id)s
 ) AS change
 WHERE place %% %(chunk)s = 0 OR place = size ORDER BY user_id
 """
-# Both by the primary keys (import_id, user_id) and (line_oa_id, id), row by row: see `_row_by_row`.
-_LOCK_CHUNK = """
-SELECT u.line_user_id FROM audience_change c
-JOIN line_user u ON u.line_oa_id = %(line_oa_id)s AND u.id = c.user_id
-WHERE c.import_id = %(import_id)s AND c.user_id > %(after)s AND c.user_id <= %(upto)s
-ORDER BY c.user_id FOR NO KEY UPDATE OF u
-"""
+# Both by the primary keys (import_id, user_id) and (line_oa_id, id), row after row in their order: so does
+# every writer of line_user lock, and no two of them deadlock.
 _APPLY_CHUNK = """
 UPDATE line_user u SET
     audience_ids = CASE WHEN c.change = %(enters)s THEN array_append(u.audience_ids, %(audience_id)s)
         ELSE array_remove(u.audience_ids, %(audience_id)s) END,
     updated_at = clock_timestamp()
-FROM audience_change c
-WHERE c.import_id = %(import_id)s AND c.user_id > %(after)s AND c.user_id <= %(upto)s
-    AND u.line_oa_id = %(line_oa_id)s AND u.id = c.user_id
+FROM (
+    SELECT user_id, change FROM audience_change
+    WHERE import_id = %(import_id)s AND user_id > %(after)s AND user_id <= %(upto)s ORDER BY user_id
+) AS c
+WHERE u.line_oa_id = %(line_oa_id)s AND u.id = c.user_id
     AND (u.audience_ids @> ARRAY[%(audience_id)s]::bigint[]) <> (c.change = %(enters)s)
+RETURNING u.line_user_id
 """
+_USERS_OF_CHUNK = """
+SELECT u.line_user_id FROM audience_change c
+JOIN line_user u ON u.line_oa_id = %(line_oa_id)s AND u.id = c.user_id
+WHERE c.import_id = %(import_id)s AND c.user_id > %(after)s AND c.user_id <= %(upto)s
+"""
+# Otherwise a chunk's join may be planned as a scan of all users.
+_ROW_BY_ROW = "SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_seqscan = off"
+_AS_PLANNED = "RESET enable_hashjoin; RESET enable_mergejoin; RESET enable_seqscan"
 # By the GIN index line_user_audience_ids. COLLATE "C": the file ascends byte by byte.
 _READ_MEMBERS = """
 COPY (
@@ -133,27 +139,29 @@ def apply_plan(
 ) -> Iterator[int]:
     """Carries the stored plan out, or back with `undo`; yields how many changes are behind it, a chunk each.
 
-    Cached copies are dropped after the commit of each chunk, also of one that was applied before: whoever
-    did that may have been killed in between.
+    Cached copies of the changed users are dropped after the commit of each chunk.
     """
     keys = _keys(work) | {"enters": "removed" if undo else "added", "chunk": CHUNK_ROWS}
-    ends = [0, *(row[0] for row in connection.execute(_CHUNK_ENDS, keys))]
-    connection.execute("SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_seqscan = off")
-    behind = 0
-    for after, upto in pairwise(ends):
-        changed = _apply_chunk(connection, keys | {"after": after, "upto": upto})
+    ends = [(0, 0), *connection.execute(_CHUNK_ENDS, keys)]
+    connection.execute(_ROW_BY_ROW)
+    for (after, behind), (upto, place) in pairwise(ends):
+        chunk = keys | {"after": after, "upto": upto}
+        changed = _apply_chunk(connection, chunk)
+        if len(changed) < place - behind:
+            # Somebody applied it before, and may have been killed before the copies were dropped.
+            changed = _users(connection, _USERS_OF_CHUNK, chunk)
         cache.forget(changed)
-        behind += len(changed)
-        yield behind
-    connection.execute("RESET enable_hashjoin; RESET enable_mergejoin; RESET enable_seqscan")
+        yield place
+    connection.execute(_AS_PLANNED)
 
 
 @stamina.retry(on=postgres.RETRYABLE, attempts=10, wait_initial=0.05, wait_max=1.0)
-def _apply_chunk(connection: psycopg.Connection, keys: Mapping[str, Any]) -> list[str]:
-    with connection.transaction():
-        users = [row[0] for row in connection.execute(_LOCK_CHUNK, keys)]
-        connection.execute(_APPLY_CHUNK, keys)
-    return users
+def _apply_chunk(connection: psycopg.Connection, chunk: Mapping[str, Any]) -> list[str]:
+    return _users(connection, _APPLY_CHUNK, chunk)
+
+
+def _users(connection: psycopg.Connection, statement: LiteralString, chunk: Mapping[str, Any]) -> list[str]:
+    return [row[0] for row in connection.execute(statement, chunk)]
 
 
 def read_members(connection: psycopg.Connection, line_oa_id: int, audience_id: int) -> Iterator[str]:

@@ -1,0 +1,331 @@
+"""Workers that are killed: the next one goes on, and everything ends exactly once."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from activity_platform.audience import endings, imports, membership, process, users
+from activity_platform.audience.lock import AudienceBusy, audience_lock
+from activity_platform.audience.services import ImportRef, MessageResult
+from activity_platform_tests.audience_world import World
+from activity_platform_tests.simulated_line import SimulatedLine, user_ids
+
+A, B, C, D = (f"U{letter * 32}" for letter in "abcd")
+
+WORKER = """
+import logging, os
+from activity_platform.audience.integration import open_services
+from activity_platform.audience.worker import process_queues
+from activity_platform.settings import Settings
+with open_services(Settings.load(os.environ), log=logging.getLogger()) as services:
+    for result in process_queues(services):
+        print(result.status, flush=True)
+"""
+
+
+@pytest.fixture
+def worker(environment: dict[str, str], retry_seconds: str) -> Callable[[], subprocess.Popen[bytes]]:
+    """Starts a worker as a process of its own."""
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-c", WORKER],
+            env={"PATH": "/usr/bin:/bin", "AUDIENCE_RETRY_SECONDS": retry_seconds} | environment,
+            stdout=subprocess.PIPE,
+        )
+
+    return start
+
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+
+
+def kill_when(worker: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:
+    """kill -9 as soon as the condition holds."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert worker.poll() is None, "the worker ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    worker.kill()
+    worker.communicate()
+
+
+def no_patience(world: World) -> None:
+    """A killed worker's last heartbeat is as good as old."""
+    world.connection.execute("UPDATE message_attempt SET heartbeat_at = heartbeat_at - interval '1 hour'")
+
+
+def killed_in_the_chunks(world: World, start: Start, users: int) -> None:
+    ids = user_ids(users)
+    old, new = ids[: users // 2], ids[users // 2 - 100 :]
+    audience = world.add_audience()
+    world.add_users(ids, fresh=True)
+    world.connection.execute(
+        "UPDATE line_user SET audience_ids = ARRAY[%s]::bigint[] WHERE line_user_id = ANY(%s)",
+        [audience, old],
+    )
+    came, left = world.add_rule(audience, "added"), world.add_rule(audience, "removed")
+    world.connection.execute("ANALYZE line_user")
+    world.update(audience, new)
+    before = set(old)
+    kill_when(start(), lambda: set(world.members(audience)) not in (before, set(new)))
+    plan = world.count("audience_change")
+    assert plan == (users // 2 - 100) + users // 2
+    assert world.count("trigger_firing") == 0
+    no_patience(world)
+    # The stored plan is what counts, not what the file or LINE would say now.
+    world.connection.execute("UPDATE line_user SET profile_fetched_at = NULL")
+    (result,) = world.process()
+    assert (result.status, result.attempts) == ("done", 2)
+    assert (result.stats["added"], result.stats["removed"]) == (users // 2, users // 2 - 100)
+    world.assert_consistent(audience, new)
+    fired = world.firings()
+    assert len(fired) == len(set(fired)) == plan
+    assert {user for rule, user, _ in fired if rule == came} == set(new) - before
+    assert {user for rule, user, _ in fired if rule == left} == before - set(new)
+
+
+def test_a_worker_killed_between_chunks_is_resumed(world: World, worker: Start) -> None:
+    killed_in_the_chunks(world, worker, 30_000)
+
+
+@pytest.mark.heavy
+def test_a_worker_killed_between_chunks_of_200_000_users_is_resumed(world: World, worker: Start) -> None:
+    killed_in_the_chunks(world, worker, 200_000)
+
+
+def killed_among_profiles(world: World, line: SimulatedLine, start: Start, users: int) -> None:
+    ids = user_ids(users)
+    audience = world.add_audience()
+    world.create(audience, ids)
+    kill_when(start(), lambda: world.count("line_user") > users // 3)
+    known = world.count("line_user")
+    asked = line.log()["requests"]
+    assert known < users
+    line.reset()
+    no_patience(world)
+    (result,) = world.process()
+    assert (result.status, result.attempts) == ("done", 2)
+    world.assert_consistent(audience, ids)
+    assert line.log()["requests"] == users - known
+    assert asked - known <= 1_000
+
+
+def test_a_worker_killed_among_profiles_asks_only_for_the_rest(
+    world: World, line: SimulatedLine, worker: Start
+) -> None:
+    killed_among_profiles(world, line, worker, 3_000)
+
+
+@pytest.mark.heavy
+def test_a_worker_killed_among_20_000_profiles_asks_only_for_the_rest(
+    world: World, line: SimulatedLine, worker: Start
+) -> None:
+    killed_among_profiles(world, line, worker, 20_000)
+
+
+class Killed(BaseException):
+    """What a kill looks like from inside: nothing is cleaned up that needs to be written down."""
+
+
+def kill_in(world: World, monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> None:
+    def killed(*_: object, **__: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+        patch.setattr(module, name, killed)
+        world.process()
+        pytest.fail("nobody was killed")
+    no_patience(world)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (imports, "start_import"),
+        (imports, "add_stats"),
+        (users, "stage_ids"),
+        (membership, "make_plan"),
+        (membership, "apply_plan"),
+        (process, "_write_members"),
+        (membership, "finish"),
+        (imports, "record_success"),
+        (process, "result_of"),
+    ],
+)
+@pytest.mark.parametrize("command", ["update", "add", "remove", "delete"])
+def test_wherever_it_is_killed_the_next_attempt_ends_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, module: object, name: str, command: str
+) -> None:
+    audience = world.add_audience()
+    world.create(audience, [A, B])
+    world.process()
+    came, left = world.add_rule(audience, "added"), world.add_rule(audience, "removed")
+    if command == "update":
+        world.update(audience, [B, C])
+    elif command == "delete":
+        world.delete(audience)
+    else:
+        world.mookept(audience, [B, C], command)
+    expected = {"update": [B, C], "add": [A, B, C], "remove": [A], "delete": []}[command]
+    fires = {
+        "update": [(came, C, "added"), (left, A, "removed")],
+        "add": [(came, C, "added")],
+        "remove": [(left, B, "removed")],
+        "delete": [(left, A, "removed"), (left, B, "removed")],
+    }[command]
+    kill_in(world, monkeypatch, module, name)
+    world.process()
+    world.assert_consistent(audience, expected)
+    assert sorted(world.firings()) == sorted(fires)
+    assert world.count("processed_message") == 2
+    assert [row["status"] for row in world.imports(audience)] == ["done", "done"]
+    assert world.services.queues.depth(world.imports(audience)[-1]["queue"]) == 0
+
+
+def half_applied(world: World, audience: int, file: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update that is killed after its first chunk, of two users."""
+    apply_plan = membership.apply_plan
+
+    def some(*arguments: object, **more: object) -> Iterator[int]:
+        yield next(apply_plan(*arguments, **more))  # type: ignore[arg-type]
+        raise Killed
+
+    monkeypatch.setattr(membership, "CHUNK_ROWS", 2)
+    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+        patch.setattr(membership, "apply_plan", some)
+        world.update(audience, file)
+        world.process()
+    no_patience(world)
+
+
+@pytest.mark.parametrize("retry_seconds", ["0"])
+def test_a_command_that_is_killed_for_good_leaves_the_membership_as_it_was(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audience = world.add_audience()
+    world.create(audience, [A, B])
+    world.process()
+    world.add_rule(audience, "added")
+    half_applied(world, audience, [B, C, D], monkeypatch)
+    assert world.members(audience) not in ([A, B], [B, C, D])
+    with contextlib.suppress(Killed):
+        monkeypatch.setattr(process, "_write_members", lambda *_: (_ for _ in ()).throw(Killed))
+        world.process()
+    no_patience(world)
+    (result,) = world.process()
+    assert (result.status, result.reason, result.attempts) == ("failed", "internal_error", 2)
+    world.assert_consistent(audience, [A, B])
+    assert world.firings() == []
+    (letter,) = world.dead("update_audience")
+    assert (letter.reason, letter.attempts) == ("internal_error", 2)
+    assert world.imports(audience)[-1]["status"] == "failed"
+
+
+def test_a_plan_whose_message_vanished_is_undone_before_the_next_command(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audience = world.add_audience()
+    world.create(audience, [A, B])
+    world.process()
+    rule = world.add_rule(audience, "added")
+    half_applied(world, audience, [B, C, D], monkeypatch)
+    world.services.queues.client.delete("update_audience")
+    world.mookept(audience, [C], "add")
+    world.process()
+    world.assert_consistent(audience, [A, B, C])
+    assert world.firings() == [(rule, C, "added")]
+    assert [(row["command"], row["status"], row["reason"]) for row in world.imports(audience)] == [
+        *(("create", "done", None), ("update", "failed", "internal_error")),
+        ("mookept_add", "done", None),
+    ]
+
+
+def test_an_audience_deleted_under_a_running_command_is_left_as_it_was(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audience = world.add_audience()
+    world.create(audience, [A, B])
+    world.process()
+    before = world.info(audience)
+    world.update(audience, [B, C])
+    write_members = process._write_members
+
+    def deleted_meanwhile(*arguments: object) -> int:
+        world.connection.execute("UPDATE audience SET deleted_at = now() WHERE id = %s", [audience])
+        return write_members(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(process, "_write_members", deleted_meanwhile)
+    (result,) = world.process()
+    assert (result.status, result.reason) == ("skipped", "audience_deleted")
+    assert world.members(audience) == [A, B]
+    assert world.info(audience) == before
+    assert world.count("audience_change") == 0
+
+
+def test_a_busy_audience_costs_no_attempt(world: World) -> None:
+    audience, other = world.add_audience(), world.add_audience()
+    entry = world.create(audience, [A])
+    world.create(other, [B])
+    with world.services.connect() as elsewhere, audience_lock(elsewhere, audience):
+        with (
+            world.services.connect() as here,
+            pytest.raises(AudienceBusy),
+            audience_lock(here, audience, sleep=lambda _: None),
+        ):
+            pass
+        with world.services.connect() as here, audience_lock(here, other):
+            pass
+    assert world.count("message_attempt") == 0
+    assert isinstance(process.load(world.services, "create_audience", entry), ImportRef)
+
+
+def test_the_lock_is_held_from_the_plan_to_the_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    audience = world.add_audience()
+    world.create(audience, [A])
+    held: list[bool] = []
+
+    def watched(name: str) -> None:
+        real = getattr(membership, name)
+
+        def watch(*arguments: object, **more: object) -> object:
+            with world.services.connect() as outside:
+                ((free,),) = outside.execute(
+                    "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", [f"audience {audience}"]
+                )
+            held.append(not free)
+            return real(*arguments, **more)
+
+        monkeypatch.setattr(membership, name, watch)
+
+    for name in ("make_plan", "apply_plan", "read_members", "finish"):
+        watched(name)
+    world.process()
+    assert held == [True] * 4
+
+
+def test_a_failure_behind_the_end_does_not_bury_what_is_done(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audience = world.add_audience()
+    entry = world.create(audience, [A])
+    ref = process.load(world.services, "create_audience", entry)
+    assert isinstance(ref, ImportRef)
+    for step in (process.read_file, process.fetch_profiles, process.change_membership):
+        step(world.services, ref)
+    error = RuntimeError("Redis went away before the entry was taken off")
+    with pytest.raises(RuntimeError, match="went away"):
+        endings.fail_step(world.services, ref, error)
+    assert world.dead("create_audience") == []
+    again = process.load(world.services, "create_audience", entry)
+    assert isinstance(again, MessageResult)
+    assert again.status == "repeated"
+    assert world.services.queues.depth("create_audience") == 0
+    world.assert_consistent(audience, [A])
