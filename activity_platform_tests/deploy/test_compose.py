@@ -115,7 +115,10 @@ def test_each_waits_for_the_health_of_what_it_needs(services: dict[str, Any]) ->
             runs_once = needed == "migrate"
             assert how["condition"] == ("service_completed_successfully" if runs_once else "service_healthy")
             assert runs_once or services[needed]["healthcheck"]["test"]
-    assert services["code"]["depends_on"].keys() == {"migrate", "valkey"}
+    for name in ("code", "ingest"):
+        assert services[name]["depends_on"].keys() == {"migrate", "postgres", "valkey", "s3"}
+    for name in ("daemon", "webserver"):
+        assert services[name]["depends_on"].keys() == {"code", "postgres"}
     assert services["migrate"]["depends_on"].keys() == {"postgres", "s3"}
     assert {name for name, service in services.items() if "healthcheck" not in service} == {"migrate"}
 
@@ -124,6 +127,7 @@ def test_the_platforms_programs_can_change_nothing_but_their_volumes(services: d
     for service in _of_the_platform(services).values():
         assert service["read_only"] is True
         assert service["cap_drop"] == ["ALL"]
+        assert service["mem_limit"]
         assert "no-new-privileges:true" in service["security_opt"]
     assert re.search(r"^USER 10001$", (PROJECT / "Dockerfile").read_text(), re.MULTILINE)
 
