@@ -127,7 +127,7 @@ async def append(connection: AsyncConnection, submissions: Sequence[Submission])
     written = begun + timedelta(seconds=time.monotonic() - started)
     accepted = [answered.get((item.user_id, item.key), item.count) for item in submissions]
     try:
-        await cursor.execute("COMMIT")
+        await cursor.execute("COMMIT", prepare=False)
     except psycopg.Error as error:
         if connection.closed:
             raise OutcomeUnknown(Transaction(identity, begun, written), accepted) from error

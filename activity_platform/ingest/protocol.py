@@ -38,6 +38,8 @@ STAND_IN = b"PUT "
 
 UPGRADE = re.compile(rb"\r\nupgrade(?=[ \t]*:)", re.IGNORECASE)
 
+CONTINUE = b"HTTP/1.1 100"
+
 MALFORMED = "This is not HTTP/1.1."
 TOO_LONG = f"The head is longer than {MAX_HEAD_BYTES} bytes."
 
@@ -48,7 +50,8 @@ class PoliteProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._socket = transport
-        self.transport = _LingeringTransport(transport, self)  # type: ignore[assignment]
+        self._answers = _Transport(transport, self)
+        self.transport = self._answers  # type: ignore[assignment]
         self._method: bytes | None = None
         self._in_message = self._in_head = False
         self._head_bytes = 0
@@ -114,6 +117,7 @@ class PoliteProtocol(HttpToolsProtocol):
         self._in_message = False
 
     def on_response_complete(self) -> None:
+        self._answers.flush()
         if self._lingering:  # the requests behind a closing answer are void (RFC 9112 section 9.6)
             self.server_state.total_requests += 1
             self.pipeline.clear()
@@ -225,15 +229,32 @@ class PoliteProtocol(HttpToolsProtocol):
             self._timer = None
 
 
-class _LingeringTransport:
-    """The connection's transport, as uvicorn sees it: to close it is to linger."""
+class _Transport:
+    """The connection's transport, as uvicorn sees it: to close it is to linger, and heads wait for their body.
+
+    Head and body apart would cost a system call more here, and a wake-up at the client.
+    """
 
     def __init__(self, transport: asyncio.Transport, protocol: PoliteProtocol) -> None:
         self._transport = transport
         self._protocol = protocol
-        self.write = transport.write
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        if data.endswith(b"\r\n\r\n") and not data.startswith(CONTINUE):
+            self._head = data
+        else:
+            self._transport.write(self._head + data)
+            self._head = b""
+
+    def flush(self) -> None:
+        """Writes the head of an answer that has no body."""
+        if self._head:
+            self._transport.write(self._head)
+            self._head = b""
 
     def close(self) -> None:
+        self.flush()
         self._protocol.linger()
 
     def __getattr__(self, name: str) -> Any:
