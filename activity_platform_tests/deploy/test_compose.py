@@ -70,7 +70,7 @@ def test_every_setting_reaches_the_programs_that_load_settings(secrets: dict[str
     chosen = {name: f"chosen {name}" for name in names - FIXED}
     services = read_composition(secrets | chosen)["services"]
     for service in (services["code"], services["ingest"], services["migrate"]):
-        assert names <= service["environment"].keys()
+        assert names - service["environment"].keys() == set(), "to be added to x-platform of the file"
         assert {name: service["environment"][name] for name in chosen} == chosen
 
 
