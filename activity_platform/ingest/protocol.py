@@ -230,7 +230,7 @@ class PoliteProtocol(HttpToolsProtocol):
 
 
 class _Transport:
-    """The connection's transport, as uvicorn sees it: to close it is to linger, and heads wait for their body.
+    """The transport, as uvicorn sees it: to close it is to linger, and a head waits for its body.
 
     Head and body apart would cost a system call more here, and a wake-up at the client.
     """
