@@ -37,7 +37,7 @@ def stopping_on_signals() -> Iterator[None]:
         raise Stopped
 
     for number in SIGNALS:
-        if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGTERM:
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, stop)
     if not detached:
         threading.Thread(target=_watch_parent, args=(os.getppid(),), daemon=True).start()
