@@ -25,8 +25,8 @@ from activity_platform.gateways import postgres
 
 T = TypeVar("T")
 
-#: Events that fold in one transaction: about a second of work, and of waiting for whoever needs the table.
-SLICE_EVENTS = 200_000
+#: Events that fold in one transaction: a few seconds of work at most.
+SLICE_EVENTS = 250_000
 WAITING_AT_MOST = 1_000_000
 LATE_WINDOW = timedelta(hours=1)
 TICK = timedelta(microseconds=1)
@@ -92,7 +92,7 @@ class FoldResult:
 
     `events` are those with an edge rule, `edges` the rows they were added to, slice by slice. `waiting` rows
     are stamped after the watermark and up to now, counted up to a million. `late` events are stamped at or
-    before the watermark and were not there when it passed: no edge holds them.
+    before the watermark at the start and were not there when it passed: no edge holds them.
     """
 
     lower: datetime
@@ -216,10 +216,10 @@ def _fold_slice(
 
 
 def _span(before: list[Slice], slice_events: int) -> timedelta | None:
-    """A span that should hold four fifths of a slice's events if they come as densely as in the last one."""
+    """A span that should hold nine tenths of a slice's events if they come as densely as in the last one."""
     if not before or not before[-1].events:
         return None
-    factor = min(8.0, 0.8 * slice_events / before[-1].events)
+    factor = min(8.0, 0.9 * slice_events / before[-1].events)
     return (before[-1].upper - before[-1].lower) * factor
 
 
@@ -228,40 +228,50 @@ def _slice_end(
 ) -> tuple[datetime, int]:
     """An end up to `bound` with at most `most` foldable events below it, and their number.
 
-    Starts with `span`, widens it over empty stretches and halves it in dense ones, so a watermark of years
-    ago reaches now in a few steps. Events of one microsecond are never parted, however many they are.
+    Starts with `span`, widens it over empty stretches and at least halves it in dense ones, so that a
+    watermark of years ago reaches now in a few steps. Events of one microsecond are never parted, however
+    many they are.
     """
-    too_far: datetime | None = None
-    near = lower
+    near, too_far = lower, None
     end = min(bound, lower + span)
     while True:
-        events = _foldable(connection, lower, end, most + 1)
+        events, latest = _foldable(connection, lower, end, most + 1)
         if events > most:
             too_far = end
         elif end == bound or events * 4 >= most:
             return end, events
         else:
-            near = end
+            near, latest = end, None
         if too_far is None:
             end = min(bound, lower + 4 * (end - lower))
         elif too_far - near > TICK:
-            end = near + (too_far - near) / 2
+            end = _between(near, too_far, latest)
         else:
             end = too_far if near == lower else near
-            return end, _foldable(connection, lower, end, None)
+            return end, _foldable(connection, lower, end, None)[0]
 
 
-def _foldable(connection: psycopg.Connection, lower: datetime, upper: datetime, most: int | None) -> int:
+def _between(near: datetime, too_far: datetime, latest: datetime | None) -> datetime:
+    # The log mostly lies in the order of its stamps: a slice is full about where counting stopped.
+    middle = near + (too_far - near) / 2
+    likely = near + (latest - near) * 0.9 if latest else middle
+    return likely if near < likely < middle else middle
+
+
+def _foldable(
+    connection: psycopg.Connection, lower: datetime, upper: datetime, most: int | None
+) -> tuple[int, datetime | None]:
+    """How many events of the window fold, counted up to `most`, and the latest stamp among those counted."""
     window = {"lower": lower, "upper": upper, "most": most}
-    ((events,),) = connection.execute(rollup_sql.COUNT_FOLDABLE, window)
-    return int(events)
+    ((events, latest),) = connection.execute(rollup_sql.COUNT_FOLDABLE, window)
+    return int(events), latest
 
 
 def _unfolded(connection: psycopg.Connection, lower: datetime, upper: datetime) -> int:
     # The slices first: one that is folded in between then counts as logged only, and no late event is missed.
     window = {"name": rollup_sql.STATE, "lower": lower, "upper": upper}
     ((folded,),) = connection.execute(rollup_sql.FOLDED, window)
-    return max(0, _foldable(connection, lower, upper, None) - int(folded))
+    return max(0, _foldable(connection, lower, upper, None)[0] - int(folded))
 
 
 def _yielding(work: Callable[[], T]) -> T:
@@ -293,7 +303,7 @@ def _result(connection: psycopg.Connection, start: datetime, slices: list[Slice]
         lag_seconds=(now - watermark).total_seconds(),
         busy=bound.reason is Hold.BUSY,
         waiting=waiting,
-        late=count_late(connection, watermark),
+        late=count_late(connection, start),
         oldest_writer_seconds=_age(bound, now),
         bound_reason=bound.reason,
     )

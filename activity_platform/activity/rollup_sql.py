@@ -66,10 +66,10 @@ OPEN_WRITERS = f"""
 #: Prepared transactions that wrote to the log; they have no process and tell no start.
 PREPARED_WRITERS = f"SELECT count(*) {_WRITERS} AND pid IS NULL"
 
-#: How many events of a window fold, counted up to `most` (null: all).
+#: How many events of a window fold, counted up to `most` (null: all), and the latest of their stamps.
 COUNT_FOLDABLE = sql.SQL("""
-    SELECT count(*) FROM (
-        SELECT FROM activity_events
+    SELECT count(*), max(created_at) FROM (
+        SELECT created_at FROM activity_events
         WHERE created_at > %(lower)s AND created_at <= %(upper)s AND verb IN ({verbs})
         LIMIT %(most)s
     ) AS foldable
