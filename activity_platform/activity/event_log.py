@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -58,10 +58,14 @@ TRANSACTION_STATUS = "SELECT pg_xact_status(%(id)s::xid8)"
 #: BRIN on created_at of both tables. xmin is the low half of the transaction's id.
 ROWS_OF_TRANSACTION = """
 SELECT EXISTS (SELECT FROM activity_events
-               WHERE created_at BETWEEN %(begun)s AND %(written)s AND xmin = %(id)s::xid8::xid)
+               WHERE created_at BETWEEN %(begun)s AND %(ended)s AND xmin = %(id)s::xid8::xid)
     OR EXISTS (SELECT FROM idempotency_key
-               WHERE created_at BETWEEN %(begun)s AND %(written)s AND xmin = %(id)s::xid8::xid)
+               WHERE created_at BETWEEN %(begun)s AND %(ended)s AND xmin = %(id)s::xid8::xid)
 """
+
+
+#: User and idempotency key.
+Key = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ class Transaction:
 
     id: str
     begun: datetime
-    written: datetime
+    ended: datetime
 
 
 class OutcomeUnknown(Exception):
@@ -106,43 +110,61 @@ def submission(user_id: str, batch: EventBatch, key: str | None = None) -> Submi
 async def append(connection: AsyncConnection, submissions: Sequence[Submission]) -> list[int]:
     """Writes all of them in one transaction, and returns for each how many events it accepted.
 
-    A submission whose key is known adds nothing and returns what the first one with that key did. No two
-    may have the same user and key. Returns once the rows are durable. Any error leaves no row behind, except
-    `OutcomeUnknown`, after which `committed` tells.
+    A submission whose key is known, or comes a second time, adds nothing and returns what the first one with
+    that key did. Returns once the rows are durable. Any error leaves no row behind, except `OutcomeUnknown`,
+    after which `committed` tells.
     """
     started = time.monotonic()
     cursor = connection.cursor(row_factory=tuple_row)
+    firsts: dict[Key, Submission] = {}
+    for item in submissions:
+        if item.key is not None:
+            firsts.setdefault((item.user_id, item.key), item)
     try:
         await cursor.execute(BEGIN)
         cursor.nextset()
         [(identity, begun)] = await cursor.fetchall()
-        answered = await _claim_keys(cursor, [item for item in submissions if item.key is not None])
-        rows = b"".join([item.rows for item in submissions if (item.user_id, item.key) not in answered])
-        if rows:
+        known = await _claim_keys(cursor, firsts) if firsts else {}
+        written = [item for item in submissions if _is_new(item, firsts, known)]
+        if rows := b"".join([item.rows for item in written]):
             async with cursor.copy(COPY_EVENTS) as copy:
                 await copy.write(rows)
     except Exception:
         await _roll_back(connection)
         raise
-    written = begun + timedelta(seconds=time.monotonic() - started)
-    accepted = [answered.get((item.user_id, item.key), item.count) for item in submissions]
+    ended = begun + timedelta(seconds=time.monotonic() - started)
+    accepted = [_accepted(item, firsts, known) for item in submissions]
     try:
         await cursor.execute("COMMIT", prepare=False)
     except psycopg.Error as error:
         if connection.closed:
-            raise OutcomeUnknown(Transaction(identity, begun, written), accepted) from error
+            raise OutcomeUnknown(Transaction(identity, begun, ended), accepted) from error
         raise
     return accepted
+
+
+def _is_new(item: Submission, firsts: Mapping[Key, Submission], known: Mapping[Key, int]) -> bool:
+    if item.key is None:
+        return True
+    name = item.user_id, item.key
+    return firsts[name] is item and name not in known
+
+
+def _accepted(item: Submission, firsts: Mapping[Key, Submission], known: Mapping[Key, int]) -> int:
+    if item.key is None:
+        return item.count
+    name = item.user_id, item.key
+    return known.get(name, firsts[name].count)
 
 
 async def committed(connection: AsyncConnection, transaction: Transaction) -> bool | None:
     """Whether the transaction took place; None while its session still works on it.
 
     The id alone is not enough: after a crash PostgreSQL may give the id of a transaction that left no trace
-    to a new one. The new one's rows are written after the crash, so after `transaction.written`.
+    to a new one. The new one's rows are written after the crash, so after `transaction.ended`.
     """
     cursor = connection.cursor(row_factory=tuple_row)
-    named = {"id": transaction.id, "begun": transaction.begun, "written": transaction.written}
+    named = {"id": transaction.id, "begun": transaction.begun, "ended": transaction.ended}
     try:
         status = await (await cursor.execute(TRANSACTION_STATUS, named)).fetchone()
     except errors.InvalidParameterValue:  # an id that the server has not given out (again) since its crash
@@ -159,17 +181,13 @@ async def forget_keys(connection: AsyncConnection, now: datetime) -> int:
     return cursor.rowcount
 
 
-async def _claim_keys(
-    cursor: AsyncCursor[Any], keyed: Sequence[Submission]
-) -> dict[tuple[str, str | None], int]:
+async def _claim_keys(cursor: AsyncCursor[Any], firsts: Mapping[Key, Submission]) -> dict[Key, int]:
     """Takes the keys that are free, and returns what was accepted under those that are not."""
-    if not keyed:
-        return {}
-    ordered = sorted(keyed, key=lambda item: (item.user_id, item.key or ""))
+    ordered = sorted(firsts)
     asked = {
-        "users": [item.user_id for item in ordered],
-        "keys": [item.key for item in ordered],
-        "accepted": [item.count for item in ordered],
+        "users": [user for user, _ in ordered],
+        "keys": [key for _, key in ordered],
+        "accepted": [firsts[name].count for name in ordered],
         "lifetime": KEY_LIFETIME,
     }
     await cursor.execute(CLAIM_KEYS, asked)

@@ -150,24 +150,16 @@ class Writer:
             await lane.close()
 
     async def _next_batch(self) -> list[Waiting]:
-        """What waits, oldest first. A key's second request stays for the next batch, which sees the first."""
+        """What waits, oldest first, up to the limit of a transaction."""
         batch: list[Waiting] = []
         while not batch:
             await self._arrival.wait()
             size = 0
-            keys: set[tuple[str, str]] = set()
-            later: list[Waiting] = []
             while self._queue and size < MAX_BATCH_BYTES:
                 waiting = self._dequeue()
-                submission = waiting.submission
-                if submission.key is not None and (submission.user_id, submission.key) in keys:
-                    later.append(waiting)
-                elif not waiting.outcome.done():
+                if not waiting.outcome.done():  # else its client is gone
                     batch.append(waiting)
-                    size += len(submission.rows)
-                    keys.add((submission.user_id, submission.key or ""))
-            for waiting in later:
-                self._enqueue(waiting)
+                    size += len(waiting.submission.rows)
             if not self._queue:
                 self._arrival.clear()
         self._metrics.queue_depth(len(self._queue))
