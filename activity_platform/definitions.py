@@ -4,10 +4,14 @@ import os
 
 import dagster as dg
 
-from activity_platform.defs import activity, last_activity, resources
+from activity_platform.defs import activity, audience, last_activity, resources
 from activity_platform.settings import Settings
 
-BY_DOMAIN = {"activity": activity.definitions, "last_activity": last_activity.definitions}
+BY_DOMAIN = {
+    "activity": activity.definitions,
+    "audience": audience.definitions,
+    "last_activity": last_activity.definitions,
+}
 
 
 def build_defs(settings: Settings) -> dg.Definitions:

@@ -49,6 +49,8 @@ class Storage(Protocol):
 
     def put(self, path: str, data: bytes, /, *, content_type: str) -> None: ...
 
+    def uri(self, path: str, /) -> str: ...
+
 
 class OaLookup(Protocol):
     """The organization's OA of that id, with the token that it has now."""

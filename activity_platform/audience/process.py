@@ -131,6 +131,8 @@ def result_of(connection: psycopg.Connection, ref: ImportRef) -> MessageResult:
         command=record.command,
         reason=record.reason,
         attempts=work.attempt,
+        result_path=record.result_path,
+        rejects_path=record.rejects_path,
         stats=record.stats,
     )
 

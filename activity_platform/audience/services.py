@@ -86,6 +86,8 @@ class MessageResult:
     reason: str | None = None
     error: str | None = None
     attempts: int = 0
+    result_path: str | None = None
+    rejects_path: str | None = None
     stats: Mapping[str, Any] = field(default_factory=dict)
 
     @property

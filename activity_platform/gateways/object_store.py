@@ -83,6 +83,11 @@ class ObjectStore:
             return Location(bucket, key)
         return Location(self._bucket, path)
 
+    def uri(self, path: str) -> str:
+        """`s3://bucket/key`, as people and tools write it."""
+        location = self.locate(path)
+        return f"s3://{location.bucket}/{location.key}"
+
     def get(self, path: str, *, most_bytes: int) -> bytes:
         """The whole object. Raises `ObjectMissing`, or `ObjectTooLarge` as soon as the size shows."""
         location = self.locate(path)
