@@ -69,7 +69,7 @@ WHERE status = ANY(%(finished)s) AND update_timestamp < %(before)s
 ORDER BY runs.id DESC LIMIT %(most)s
 """
 
-#: What Dagster's own `delete_run` does one run and some connections at a time, 40 times as slow. The tags of a
+#: What Dagster's `delete_run` does one run and some connections at a time, 40 times as slow. The tags of a
 #: run go with it. By idx_events_by_run_id, idx_asset_event_tags_event_id and the unique run_id.
 FORGET_RUNS = """
 WITH events AS (
