@@ -1,39 +1,24 @@
-"""Copies of line_user rows in Redis, at `LINE_USER:<lineUserId>`, that other flows write and read.
+"""What a cached copy of a line_user row says, and what it has to say once the row has moved.
 
 A copy is a JSON object in camelCase or snake_case. It only hints at the row: one that is garbage, or belongs
-to the same person in another OA, says nothing. It is never made here, and keeps its time to live.
+to the same person in another OA, says nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any
 
 import msgspec
-import redis
 
-from activity_platform.gateways.queue import PayloadId, outages_named, payload_id
+from activity_platform.gateways.queue import PayloadId, payload_id
+from activity_platform.gateways.user_cache import Replacement, UserCache
 from activity_platform.last_activity.messages import UserKey
 
-KEY_PREFIX = "LINE_USER:"
 CAMEL_CASE = ("lastActivityType", "lastActivityStatus", "lastActivityPeriod", "lastActivityDate")
 SNAKE_CASE = ("last_activity_type", "last_activity_status", "last_activity_period", "last_activity_date")
-
-# KEYS: copies. ARGV: "last" or not, then for each key the bytes that are expected and the new ones.
-# Returns key numbers and bytes of copies that are others than expected; the last time it deletes these.
-# MGET of one key, since GET fails on a key that holds no string. Plain SET would end the time to live.
-_COMPARE_AND_SET = """
-local changed = {}
-for i = 1, #KEYS do
-  local now = redis.call('MGET', KEYS[i])[1]
-  if now and now == ARGV[2 * i] then redis.call('SET', KEYS[i], ARGV[2 * i + 1], 'KEEPTTL')
-  elseif now and ARGV[1] == 'last' then redis.call('DEL', KEYS[i])
-  elseif now then changed[#changed + 1] = {i, now} end
-end
-return changed
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +56,6 @@ _copy_decoder = msgspec.json.Decoder(_Copy)
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def read(client: redis.Redis, line_user_ids: Collection[str]) -> dict[str, bytes]:
-    """The copies that there are, by LINE user id. One round trip."""
-    if not line_user_ids:
-        return {}
-    with outages_named():
-        values = client.mget([KEY_PREFIX + one for one in line_user_ids])
-    found = zip(line_user_ids, cast(list[bytes | None], values), strict=True)
-    return {line_user_id: value for line_user_id, value in found if value}
-
-
 def row_id(copy: bytes, user: UserKey) -> int | None:
     """The row's id, if the copy is one of that user."""
     try:
@@ -110,7 +85,7 @@ def renewed(copy: bytes, row: UserRow) -> bytes | None:
     return msgspec.json.encode(fields)
 
 
-def renew(client: redis.Redis, rows: Iterable[UserRow], copies: Mapping[str, bytes]) -> None:
+def renew(cache: UserCache, rows: Iterable[UserRow], copies: Mapping[str, bytes]) -> None:
     """Gives the copies, read before the rows changed, the values of their rows afterwards.
 
     A copy that somebody replaced meanwhile is renewed from its new bytes, and deleted if it is replaced
@@ -120,33 +95,19 @@ def renew(client: redis.Redis, rows: Iterable[UserRow], copies: Mapping[str, byt
     for row in rows:
         by_person.setdefault(row.user.line_user_id, []).append(row)
     read_before = {person: copies[person] for person in by_person if person in copies}
-    replaced = _compare_and_set(client, _renewals(read_before, by_person), last=False)
-    _compare_and_set(client, _renewals(replaced, by_person), last=True)
+    replaced = cache.replace(_replacements(read_before, by_person), last=False)
+    cache.replace(_replacements(replaced, by_person), last=True)
 
 
-def _renewals(
+def _replacements(
     copies: Mapping[str, bytes], by_person: Mapping[str, Sequence[UserRow]]
-) -> dict[str, tuple[bytes, bytes]]:
-    """The copies that have to change: what each is, and what it has to be."""
-    renewals = {}
+) -> dict[str, Replacement]:
+    replacements = {}
     for person, copy in copies.items():
         for row in by_person[person]:
             if (new := renewed(copy, row)) is not None:
-                renewals[person] = (copy, new)
-    return renewals
-
-
-def _compare_and_set(
-    client: redis.Redis, changes: Mapping[str, tuple[bytes, bytes]], *, last: bool
-) -> dict[str, bytes]:
-    if not changes:
-        return {}
-    people = list(changes)
-    keys = [KEY_PREFIX + person for person in people]
-    values = [value for change in changes.values() for value in change]
-    with outages_named():
-        changed = client.eval(_COMPARE_AND_SET, len(keys), *keys, "last" if last else "", *values)
-    return {people[number - 1]: copy for number, copy in cast(list[tuple[int, bytes]], changed)}
+                replacements[person] = Replacement(copy, new)
+    return replacements
 
 
 def _moment(value: object) -> datetime | None:

@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass, replace
 import psycopg
 
 from activity_platform.gateways.queue import BAD_PAYLOAD, LAST_ACTIVITY, Burial, Entry, Page, Queues
-from activity_platform.last_activity import cached_users
+from activity_platform.gateways.user_cache import UserCache
+from activity_platform.last_activity.cached_users import renew
 from activity_platform.last_activity.messages import Activity, InvalidMessage, decode
 from activity_platform.last_activity.update import Outcome, connect, update
 
@@ -93,10 +94,10 @@ def drain_step(connection: psycopg.Connection, queues: Queues, count: int = STEP
     if not page.entries:
         return DrainResult()
     activities, unreadable = _decode_each(page.entries)
-    people = {activity.user.line_user_id for activity in activities}
-    copies = cached_users.read(queues.client, people)
+    cache = UserCache(queues.client)
+    copies = cache.read({activity.user.line_user_id for activity in activities})
     outcome = update(connection, copies, activities)
-    cached_users.renew(queues.client, outcome.rows, copies)
+    renew(cache, outcome.rows, copies)
     _end(queues, page, unreadable + outcome.burials)
     _report(outcome, unreadable)
     return _count(page, outcome, unreadable)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from activity_platform.last_activity import cached_users
+from activity_platform.gateways.user_cache import UserCache
 from activity_platform.last_activity.cached_users import UserRow, renew, renewed, row_id
 from activity_platform.last_activity.messages import UserKey
 from activity_platform_tests.last_activity.conftest import NEVER, World, at, counts, line_user_id
@@ -151,31 +151,31 @@ def test_a_copy_left_behind_by_a_crash_is_renewed_when_the_entry_comes_again(wor
 def test_a_copy_that_is_replaced_meanwhile_is_renewed_from_what_is_there(world: World) -> None:
     read_before = json.dumps({"id": 1, "organizationId": 1, "lineOaId": 1, "name": "old"}).encode()
     world.cache(1, {"id": 1, "organizationId": 1, "lineOaId": 1, "name": "new"})
-    renew(world.queues.client, [ROW], {line_user_id(1): read_before})
+    renew(UserCache(world.queues.client), [ROW], {line_user_id(1): read_before})
     assert (world.cached(1)["name"], world.cached(1)["lastActivityType"]) == ("new", "click")
 
 
 def test_a_copy_that_somebody_deleted_meanwhile_is_not_made_again(world: World) -> None:
     read_before = json.dumps({"id": 1, "organizationId": 1, "lineOaId": 1}).encode()
-    renew(world.queues.client, [ROW], {line_user_id(1): read_before})
+    renew(UserCache(world.queues.client), [ROW], {line_user_id(1): read_before})
     assert world.cached(1) is None
 
 
 def test_a_copy_that_never_stands_still_is_dropped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     read_before = json.dumps({"id": 1, "organizationId": 1, "lineOaId": 1}).encode()
-    real = cached_users._compare_and_set
+    real = UserCache.replace
 
-    def restless(*arguments: Any, last: bool) -> dict[str, bytes]:
+    def restless(cache: UserCache, *arguments: Any, last: bool) -> dict[str, bytes]:
         world.cache(1, {"id": 1, "organizationId": 1, "lineOaId": 1, "last": last})
-        return real(*arguments, last=last)
+        return real(cache, *arguments, last=last)
 
-    monkeypatch.setattr(cached_users, "_compare_and_set", restless)
-    renew(world.queues.client, [ROW], {line_user_id(1): read_before})
+    monkeypatch.setattr(UserCache, "replace", restless)
+    renew(UserCache(world.queues.client), [ROW], {line_user_id(1): read_before})
     assert world.cached(1) is None
 
 
 def test_a_copy_with_an_unreadable_date_gets_the_rows() -> None:
-    dates: list[Any] = ["yesterday", 12, None, {}, "", "0001-01-01T00:00:00"]
+    dates: list[Any] = ["yesterday", 12, None, {}, "", "0001-01-01T00:00:00", "0001-01-01T00:00:00+14:00"]
     for date in dates:
         copy = json.dumps({"organizationId": 1, "lineOaId": 1, "lastActivityDate": date}).encode()
         new = renewed(copy, ROW)
