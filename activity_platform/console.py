@@ -24,6 +24,8 @@ from activity_platform.settings import Need, Settings
 FAILED = 1
 WRONG_USE = 2
 
+json_option = click.option("--json", "as_json", is_flag=True, help="JSON lines instead of a table.")
+
 
 def say(text: str) -> None:
     """A line for the person at the terminal."""

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,19 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def run(environment: dict[str, str]) -> Run:
-    """Runs `activity-platform` on the test's database; `without` unsets variables, `env` sets some."""
+    """Runs `activity-platform` on the test's database, with variables unset (`without`) or set (`env`)."""
 
     def run(
-        *arguments: str, without: tuple[str, ...] = (), env: dict[str, str] | None = None
+        *arguments: str,
+        without: tuple[str, ...] = (),
+        env: dict[str, str] | None = None,
+        typed: str = "",
     ) -> subprocess.CompletedProcess[str]:
         chosen = {**os.environ, **environment, **(env or {})}
         return subprocess.run(
             [PROGRAM, *arguments],
             env={name: value for name, value in chosen.items() if name not in without},
+            input=typed,
             capture_output=True,
             text=True,
             check=False,
@@ -124,6 +129,41 @@ def test_a_dead_letter_is_shown_and_replayed(run: Run, redis_url: str) -> None:
     assert _rows(run("queue", "dead", "line_user_last_activity")) == []
 
 
+def test_an_imported_file_becomes_an_audience(
+    run: Run, tmp_path: Path, connection: psycopg.Connection
+) -> None:
+    (account,) = _rows(run("oa", "add", "--organization", "1", "--id", "5", typed="a-token\n"))
+    assert account["has_token"]
+    assert "a-token" not in run("oa", "list").stdout
+    file = tmp_path / "members.csv"
+    file.write_text("Line UserID\n" + "".join(f"U{number:032x}\n" for number in range(3)) + "nobody\n")
+
+    with ThreadPoolExecutor() as threads:
+        imported = threads.submit(
+            run, "audience", "import", str(file), "--audience", "7", "--create", "Mine", "--oa", "5"
+        )
+        while not (worked := _rows(run("audience", "process"))):
+            assert not imported.done(), imported.result().stderr
+
+    assert [(row["command"], row["status"]) for row in worked] == [("create", "done")]
+    (shown,) = _rows(imported.result())
+    assert (shown["stats"]["members"], shown["stats"]["invalid"]) == (3, 1)
+    assert connection.execute("SELECT count(*) FROM line_user WHERE 7 = ANY (audience_ids)").fetchone() == (
+        3,
+    )
+
+
+def test_a_wrong_trigger_rule_is_shown_and_fails_the_check(run: Run, connection: psycopg.Connection) -> None:
+    assert _rows(run("triggers", "check")) == []
+    connection.execute(
+        "INSERT INTO trigger_rule (organization_id, line_oa_id, kind, audience_id, on_event, conditions)"
+        """ VALUES (1, 1, 'audience_membership', 7, 'added', '{"age": 3}')"""
+    )
+    (rule,) = _rows(run("triggers", "list"))
+    assert "age" in rule["problem"]
+    assert run("triggers", "check").returncode == 1
+
+
 def test_a_missing_variable_is_named(run: Run) -> None:
     assert "DATABASE_URL is not set" in _one_line(run("rollup", without=("DATABASE_URL",)), 2)
 
@@ -138,6 +178,10 @@ def test_a_missing_variable_is_named(run: Run) -> None:
         (("partitions", "apply", "--now", "2026-01-31"), "--now"),
         (("queue", "dead", "nonsense"), "no queue 'nonsense'"),
         (("queue", "enqueue", "create_audience", "{"), "JSON"),
+        (("oa", "add", "--organization", "1"), "token"),
+        (("audience", "import", "/nowhere.csv", "--audience", "7"), "/nowhere.csv"),
+        (("audience", "import", __file__, "--audience", "7"), "no audience 7"),
+        (("audience", "import", __file__, "--audience", "7", "--create", "Mine"), "--oa"),
     ],
 )
 def test_wrong_use_is_one_line_and_status_2(run: Run, arguments: tuple[str, ...], said: str) -> None:
