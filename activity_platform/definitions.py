@@ -4,7 +4,7 @@ import os
 
 import dagster as dg
 
-from activity_platform.defs import activity, audience, last_activity, resources
+from activity_platform.defs import activity, alerts, audience, health, housekeeping, last_activity, resources
 from activity_platform.settings import Settings
 
 BY_DOMAIN = {
@@ -20,6 +20,9 @@ def build_defs(settings: Settings) -> dg.Definitions:
     return dg.Definitions.merge(
         dg.Definitions(resources=resources.resources(settings), executor=dg.in_process_executor),
         *(BY_DOMAIN[domain]() for domain in settings.domains if domain in BY_DOMAIN),
+        housekeeping.definitions(settings.domains),
+        health.definitions(settings.domains),
+        alerts.definitions(),
     )
 
 

@@ -22,7 +22,7 @@ from psycopg import sql
 from activity_platform.cli import main
 from activity_platform.doctor import Finding, Status, examine
 from activity_platform.doctor import redis as redis_doctor
-from activity_platform.doctor.dagster_instance import DAEMONS
+from activity_platform.gateways.dagster_database import DAEMONS
 from activity_platform.local.server import free_port
 from activity_platform.local.services import Stack
 from activity_platform.settings import Settings

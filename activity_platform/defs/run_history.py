@@ -52,11 +52,13 @@ def forget(
         _delete_logs(instance, batch)
         events += dagster_database.forget_runs(connection, batch)
         runs += len(batch)
+    runless = dagster_database.forget_runless_events(connection, before=before, most=most)
     results = dagster_database.forget_check_results(connection, before=before, most=most)
-    if runs or results:
+    if runs or runless or results:
         dagster_database.give_back_space(connection)
     ((size,),) = connection.execute(dagster_database.SIZE)
-    return Forgotten(runs, events, results, size, runs < len(found) or most in (runs, results))
+    more = runs < len(found) or most in (runs, runless, results)
+    return Forgotten(runs, events + runless, results, size, more)
 
 
 def _delete_logs(instance: dg.DagsterInstance, run_ids: Sequence[str]) -> None:

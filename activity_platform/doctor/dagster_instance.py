@@ -10,8 +10,6 @@ from activity_platform.doctor.finding import Finding, ok, red, warn
 from activity_platform.gateways import dagster_database, postgres
 from activity_platform.settings import Settings
 
-#: What the daemon runs for us, by the names under which its parts beat every 30 s.
-DAEMONS = ("SCHEDULER", "SENSOR", "QUEUED_RUN_COORDINATOR", "MONITORING")
 SILENT_SECONDS = 120.0
 WAITING_SECONDS = 600.0
 
@@ -40,7 +38,7 @@ def look(settings: Settings) -> Iterator[Finding]:
 
 
 def _heartbeats(state: dagster_database.DagsterState) -> Finding:
-    ages = {name: state.heartbeats.get(name) for name in DAEMONS}
+    ages = {name: state.heartbeats.get(name) for name in dagster_database.DAEMONS}
     silent = [name for name, age in ages.items() if age is None or age > SILENT_SECONDS]
     if silent:
         last = [age for age in ages.values() if age is not None]

@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 
 import psycopg
 
+#: What the daemon runs for us, by the names under which its parts beat every 30 s.
+DAEMONS = ("SCHEDULER", "SENSOR", "QUEUED_RUN_COORDINATOR", "MONITORING")
 #: What a run waits in. A healthy one leaves each within minutes; STARTED ends at its maximum runtime.
 WAITING = ("NOT_STARTED", "QUEUED", "STARTING", "CANCELING")
 FINISHED = ("SUCCESS", "FAILURE", "CANCELED")
@@ -26,6 +28,12 @@ FROM daemon_heartbeats
 WAITING_RUNS = """
 SELECT status, extract(epoch FROM clock_timestamp() - min(create_timestamp) AT TIME ZONE 'UTC')::float8
 FROM runs WHERE status = ANY(%s) GROUP BY status
+"""
+
+#: By idx_run_range.
+FAILED_RUNS = """
+SELECT count(*) FROM runs
+WHERE status = 'FAILURE' AND update_timestamp > (clock_timestamp() AT TIME ZONE 'UTC') - interval '1 hour'
 """
 
 #: The newest tick of each schedule and sensor that is switched on, by idx_tick_selector_timestamp.
@@ -82,6 +90,15 @@ WITH events AS (
 SELECT count(*) FROM events
 """
 
+#: Events that no run made, such as what a failed step has to tell. By idx_events_by_run_id.
+FORGET_RUNLESS_EVENTS = """
+DELETE FROM event_logs WHERE id IN (
+    SELECT id FROM event_logs
+    WHERE run_id = '' AND timestamp < %(before)s AND id NOT IN (
+        SELECT max(id) FROM event_logs WHERE run_id = '' GROUP BY asset_key, dagster_event_type, partition)
+    ORDER BY id LIMIT %(most)s)
+"""
+
 #: Dagster deletes none of these, nor with their runs. Primary key in order.
 FORGET_CHECK_RESULTS = """
 DELETE FROM asset_check_executions WHERE id IN (
@@ -108,10 +125,11 @@ class Tick:
 @dataclass(frozen=True)
 class DagsterState:
     """Ages in seconds. `heartbeats`: kind of daemon → since it last beat; `waiting`: a run's status → age of
-    the oldest run in it, for statuses that some run is in."""
+    the oldest run in it, for statuses that some run is in. `failed_runs` of the last hour."""
 
     heartbeats: Mapping[str, float]
     waiting: Mapping[str, float]
+    failed_runs: int
     ticks: tuple[Tick, ...]
     bytes: int
 
@@ -122,11 +140,13 @@ def read_heartbeats(connection: psycopg.Connection) -> dict[str, float]:
 
 
 def read_state(connection: psycopg.Connection) -> DagsterState:
-    """Four short reads. Raises `psycopg.errors.UndefinedTable` when Dagster never ran on the database."""
+    """Five short reads. Raises `psycopg.errors.UndefinedTable` when Dagster never ran on the database."""
     ((size,),) = connection.execute(SIZE)
+    ((failed,),) = connection.execute(FAILED_RUNS)
     return DagsterState(
         heartbeats=read_heartbeats(connection),
         waiting=dict(connection.execute(WAITING_RUNS, [list(WAITING)]).fetchall()),
+        failed_runs=failed,
         ticks=tuple(
             Tick(name, status == "FAILURE", seconds)
             for name, status, seconds in connection.execute(LAST_TICKS)
@@ -145,6 +165,11 @@ def forget_runs(connection: psycopg.Connection, run_ids: Sequence[str]) -> int:
     """Deletes the runs with their events, all or nothing; returns how many events."""
     ((events,),) = connection.execute(FORGET_RUNS, {"runs": list(run_ids)})
     return int(events)
+
+
+def forget_runless_events(connection: psycopg.Connection, *, before: datetime, most: int) -> int:
+    """Deletes old events of no run but for the newest of each kind; returns how many."""
+    return connection.execute(FORGET_RUNLESS_EVENTS, {"before": _naive(before), "most": most}).rowcount
 
 
 def forget_check_results(connection: psycopg.Connection, *, before: datetime, most: int) -> int:
