@@ -20,6 +20,7 @@ from rich.table import Table
 
 from activity_platform.failures import PlatformError
 from activity_platform.local.demo_activity import ActivityRoute
+from activity_platform.local.demo_audience import AudienceRoute
 from activity_platform.local.demo_last_activity import LastActivityRoute
 from activity_platform.settings import Settings
 
@@ -65,10 +66,11 @@ class Demo:
         self._console = console
         self._activity = ActivityRoute(settings, api_url, ui_url)
         self._last_activity = LastActivityRoute(settings, ui_url)
+        self._audience = AudienceRoute(settings, ui_url)
 
     @property
     def _routes(self) -> Sequence[Route]:
-        return (self._activity, self._last_activity)
+        return (self._activity, self._last_activity, self._audience)
 
     def run(self, look: Callable[[], None]) -> None:
         """Sends, waits, compares and prints. `look` is called while waiting, to raise when a server ended."""

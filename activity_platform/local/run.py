@@ -57,6 +57,7 @@ def run_demo(data_directory: Path, *, then_exit: bool) -> None:
     delivered = False
     with stopping_on_signals(), _platform(data_directory, console) as (stack, programs):
         _say_addresses(console, "everything is up", _rows(stack, programs))
+        os.environ.update(programs.environment)  # the AWS client looks there
         demo = Demo(Settings.load(programs.environment), programs.api_url, programs.ui_url, console)
         demo.run(look=lambda: _look(stack.servers + programs.servers))
         delivered = True
