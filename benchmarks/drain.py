@@ -28,7 +28,7 @@ from benchmarks._celery_worker import app, update_last_activity
 from benchmarks.harness import Comparison, Options, Target, compare, stack
 
 MESSAGES = 100_000
-CELERY_MESSAGES = 10_000
+CELERY_MESSAGES = 5_000
 USERS = 50_000
 CELERY_SECONDS = 300
 CELERY_QUEUE = "celery"

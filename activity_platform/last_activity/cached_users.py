@@ -56,7 +56,7 @@ _copy_decoder = msgspec.json.Decoder(_Copy)
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def row_id(copy: bytes, user: UserKey) -> int | None:
+def row_id_in(copy: bytes, user: UserKey) -> int | None:
     """The row's id, if the copy is one of that user."""
     try:
         fields = _copy_decoder.decode(copy)

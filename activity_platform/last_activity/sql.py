@@ -28,14 +28,15 @@ _PERIOD = sql.SQL("CASE WHEN quiet_since IS NULL THEN {first} {edges} ELSE {over
     ),
 )
 
-#: Moves users of one OA forward and returns every row that was found: id, the date it had before, and its
-#: four values afterwards. Index: primary key (line_oa_id, id). Rows are locked in key order, so that two of
-#: these never wait for each other in a circle. A date that isn't finite counts as none. `previous_at` is the
-#: activity before the last one in the batch; the one on the row counts if it is later.
+#: Moves users of one OA forward and returns every row that was found: whose it is, the date it had before,
+#: and its four values afterwards. Index: primary key (line_oa_id, id). Rows are locked in key order, so that
+#: two of these never wait for each other in a circle. A date that isn't finite counts as none. `previous_at`
+#: is the activity before the last one in the batch; the one on the row counts if it is later.
 MOVE_USERS = sql.SQL("""
 WITH locked AS MATERIALIZED (
-    SELECT held.id, asked.at, asked.previous_at, asked.type, asked.status,
-        held.last_activity_type, held.last_activity_status, held.last_activity_period,
+    SELECT held.id, held.organization_id, held.line_user_id, asked.at, asked.previous_at,
+        asked.type, asked.status, held.last_activity_type, held.last_activity_status,
+        held.last_activity_period,
         CASE WHEN isfinite(held.last_activity_date) THEN held.last_activity_date END AS before
     FROM unnest(%(ids)b::bigint[], %(organization_ids)b::bigint[], %(line_user_ids)b::text[],
             %(at)b::timestamptz[], %(previous_at)b::timestamptz[], %(types)b::text[], %(statuses)b::text[])
@@ -48,7 +49,7 @@ WITH locked AS MATERIALIZED (
     ORDER BY held.id
     FOR NO KEY UPDATE OF held
 ), forward AS (
-    SELECT id, before, at, type, status, greatest(previous_at, before) AS quiet_since
+    SELECT *, greatest(previous_at, before) AS quiet_since
     FROM locked
     WHERE before IS NULL OR before < at
 ), moved AS (
@@ -59,11 +60,13 @@ WITH locked AS MATERIALIZED (
         last_activity_date = forward.at
     FROM forward
     WHERE line_user.line_oa_id = %(line_oa_id)s AND line_user.id = forward.id
-    RETURNING forward.id, forward.before, forward.type, forward.status, last_activity_period, forward.at
+    RETURNING forward.organization_id, forward.line_user_id, forward.before,
+        forward.type, forward.status, line_user.last_activity_period, forward.at
 )
 SELECT * FROM moved
 UNION ALL
-SELECT id, before, last_activity_type, last_activity_status, last_activity_period, before
+SELECT organization_id, line_user_id, before,
+    last_activity_type, last_activity_status, last_activity_period, before
 FROM locked
 WHERE NOT (before IS NULL OR before < at)
 """).format(period=_PERIOD)

@@ -15,8 +15,7 @@ from psycopg import sql
 from activity_platform.failures import TransientFailure
 from activity_platform.gateways import postgres
 from activity_platform.gateways.queue import Burial
-from activity_platform.last_activity import cached_users
-from activity_platform.last_activity.cached_users import UserRow
+from activity_platform.last_activity.cached_users import UserRow, row_id_in
 from activity_platform.last_activity.messages import Activity, UserKey
 from activity_platform.last_activity.sql import FIND_USERS, MOVE_USERS
 
@@ -115,10 +114,12 @@ def find_line_users(
     connection: psycopg.Connection, copies: Mapping[str, bytes], users: Collection[UserKey]
 ) -> dict[UserKey, int]:
     """Row ids of those users that exist: from the cached copies, else by one statement."""
-    hits = {user: cached_users.row_id(copies.get(user.line_user_id, b""), user) for user in users}
-    ids = {user: row_id for user, row_id in hits.items() if row_id is not None}
-    misses = [user for user, row_id in hits.items() if row_id is None]
-    return ids | _look_up(connection, misses)
+    ids = {}
+    for user in users:
+        copy = copies.get(user.line_user_id)
+        if copy is not None and (row_id := row_id_in(copy, user)) is not None:
+            ids[user] = row_id
+    return ids | _look_up(connection, [user for user in users if user not in ids])
 
 
 def _update(
@@ -189,15 +190,15 @@ def _move(
     folds: dict[UserKey, _Fold] = defaultdict(_Fold)
     for message in messages:
         folds[message.user].add(message)
-    users = {ids[user]: user for user in folds}
     updated = stale = 0
     rows = []
-    for row_id, before, *values in _execute(connection, line_oa_id, ids, folds):
-        fold = folds.pop(users[row_id])
+    for organization_id, line_user_id, before, *values in _execute(connection, line_oa_id, ids, folds):
+        user = UserKey(line_oa_id, organization_id, line_user_id)
+        fold = folds.pop(user)
         moves = fold.moves(before)
         updated += moves
         stale += len(fold.messages) - moves
-        rows.append(UserRow(users[row_id], *values))
+        rows.append(UserRow(user, *values))
     unknown = tuple(message for fold in folds.values() for message in fold.messages)
     return Outcome(updated, stale, unknown, rows=tuple(rows))
 

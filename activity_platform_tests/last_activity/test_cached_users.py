@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from activity_platform.gateways.user_cache import UserCache
-from activity_platform.last_activity.cached_users import UserRow, renew, renewed, row_id
+from activity_platform.last_activity.cached_users import UserRow, renew, renewed, row_id_in
 from activity_platform.last_activity.messages import UserKey
 from activity_platform_tests.last_activity.conftest import NEVER, World, at, counts, line_user_id
 
@@ -139,6 +139,17 @@ def test_an_id_that_matches_no_row_of_the_user_is_looked_up_again(world: World) 
     assert world.row(1) != NEVER != world.row(3)
 
 
+def test_two_people_whose_copies_name_one_row_each_get_their_own(world: World) -> None:
+    world.add(1, 2)
+    for number in (1, 2):
+        world.cache(number, world.camel_copy(number, id=world.row_id(2)))
+    for order in ((1, 2), (2, 1)):
+        for number in order:
+            world.says(number, f"by {number}, {order}")
+        assert counts(world.drain()) == (2, 2, 0, 0, 0)
+        assert [world.row(number)[0] for number in (1, 2)] == [f"by 1, {order}", f"by 2, {order}"]
+
+
 def test_a_copy_left_behind_by_a_crash_is_renewed_when_the_entry_comes_again(world: World) -> None:
     world.add(1, row=("click", "active", "first", NOON))
     world.cache(1, world.camel_copy(1, lastActivityDate="2026-01-01T00:00:00Z"))
@@ -184,7 +195,7 @@ def test_a_copy_with_an_unreadable_date_gets_the_rows() -> None:
 
 
 def test_a_copy_names_its_row_in_either_spelling() -> None:
-    assert row_id(b'{"id":5,"organizationId":1,"lineOaId":"1"}', KEY) == 5
-    assert row_id(b'{"id":"5","organization_id":"1","line_oa_id":1}', KEY) == 5
+    assert row_id_in(b'{"id":5,"organizationId":1,"lineOaId":"1"}', KEY) == 5
+    assert row_id_in(b'{"id":"5","organization_id":"1","line_oa_id":1}', KEY) == 5
     for copy in (b'{"id":5,"organizationId":1}', b'{"id":0,"organizationId":1,"lineOaId":1}', b'{"id":null}'):
-        assert row_id(copy, KEY) is None
+        assert row_id_in(copy, KEY) is None
