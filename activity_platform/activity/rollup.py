@@ -26,7 +26,7 @@ from activity_platform.gateways import postgres
 T = TypeVar("T")
 
 #: Events that fold in one transaction: a few seconds of work at most.
-SLICE_EVENTS = 250_000
+SLICE_EVENTS = 500_000
 WAITING_AT_MOST = 1_000_000
 LATE_WINDOW = timedelta(hours=1)
 TICK = timedelta(microseconds=1)
