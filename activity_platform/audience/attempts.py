@@ -55,6 +55,10 @@ class Attempts:
     last_attempt_at: datetime
     heartbeat_at: datetime | None
 
+    def is_under_way(self, now: datetime) -> bool:
+        """Whether a worker is at it, between two of its steps too."""
+        return self.heartbeat_at is not None and self.heartbeat_at > now - SILENT_AFTER
+
     @property
     def last_failure(self) -> Failure:
         if self.last_error is None:

@@ -84,7 +84,9 @@ def _record(
     *,
     final: bool,
 ) -> None:
-    work = imports.find_work_of(connection, queue, message_id)
+    # What is no message has no row; one under its id is another message's.
+    is_message = failure.reason is not Reason.BAD_PAYLOAD
+    work = imports.find_work_of(connection, queue, message_id) if is_message else None
     if work is not None and final:
         with audience_lock(connection, work.audience_id):
             membership.undo_plan(connection, work, services.cache)

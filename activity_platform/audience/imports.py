@@ -26,9 +26,10 @@ INSERT INTO audience_import AS known
 VALUES
     (%(audience_id)s, %(command)s, %(queue)s, %(message_id)s, 'running', %(source_path)s, %(run_id)s, %(now)s)
 ON CONFLICT (queue, message_id) DO UPDATE SET
-    status = 'running', run_id = EXCLUDED.run_id, finished_at = NULL,
+    status = 'running', source_path = EXCLUDED.source_path, run_id = EXCLUDED.run_id, finished_at = NULL,
     stats = CASE WHEN EXISTS (SELECT FROM audience_change WHERE import_id = known.id)
         THEN known.stats ELSE '{}' END
+WHERE known.audience_id = EXCLUDED.audience_id AND known.command = EXCLUDED.command
 RETURNING id
 """
 # The rest by the primary key, but where something else is said.
@@ -116,7 +117,10 @@ def start_import(
     *,
     now: datetime,
 ) -> int:
-    """The id of the message's row, which is running from now on."""
+    """The id of the message's row, which is running from now on.
+
+    Raises `CommandFailed` if its message id is that of another command, which did not end well.
+    """
     values = {
         "audience_id": message.audience_id,
         "command": message.command.value,
@@ -127,7 +131,10 @@ def start_import(
         "now": now,
     }
     with connection.cursor(row_factory=scalar_row) as cursor:
-        return int(cursor.execute(_START, values).fetchone())  # type: ignore[arg-type]  # it returns its row
+        import_id = cursor.execute(_START, values).fetchone()
+    if import_id is None:
+        raise CommandFailed(Reason.BAD_PAYLOAD, "its message_id belongs to another command on its queue")
+    return int(import_id)
 
 
 def find_work(connection: psycopg.Connection, import_id: int) -> Work:

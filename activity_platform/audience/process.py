@@ -192,11 +192,14 @@ def _begin(services: Services, entry: Entry, run_id: str | None) -> ImportRef | 
 
 def _count_attempt(services: Services, connection: psycopg.Connection, entry: Entry) -> None:
     key = (entry.queue, entry.message_id)
+    now = services.clock()
     known = attempts.find_attempts(connection, [key]).get(key)
+    if known is not None and known.is_under_way(now):
+        raise AudienceBusy("another worker is at this message just now")
     if known is not None and services.is_last(known.attempts):
         # The last attempt was killed, or couldn't bury the message.
         raise CommandFailed(known.last_failure.reason, known.last_failure.error)
-    attempts.start_attempt(connection, *key, now=services.clock())
+    attempts.start_attempt(connection, *key, now=now)
 
 
 def _is_deleted(connection: psycopg.Connection, message: AudienceMessage) -> bool:

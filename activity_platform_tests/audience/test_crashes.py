@@ -7,13 +7,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from activity_platform.audience import endings, imports, membership, process, users
+from activity_platform.audience.integration import open_services
 from activity_platform.audience.lock import AudienceBusy, audience_lock
 from activity_platform.audience.services import ImportRef, MessageResult
-from activity_platform_tests.audience_world import World
+from activity_platform.audience.worker import process_queues
+from activity_platform.settings import Settings
+from activity_platform_tests.audience_world import HASTY, LOG, World
 from activity_platform_tests.simulated_line import SimulatedLine, user_ids
 
 A, B, C, D = (f"U{letter * 32}" for letter in "abcd")
@@ -285,6 +289,54 @@ def test_a_busy_audience_costs_no_attempt(world: World) -> None:
             pass
     assert world.count("message_attempt") == 0
     assert isinstance(process.load(world.services, "create_audience", entry), ImportRef)
+
+
+def test_a_message_that_a_worker_is_at_is_left_to_it_between_its_steps_too(world: World) -> None:
+    entry = world.create(world.add_audience(), [A])
+    assert isinstance(process.load(world.services, "create_audience", entry), ImportRef)
+    with pytest.raises(AudienceBusy):
+        process.load(world.services, "create_audience", entry)
+    assert world.connection.execute("SELECT attempts FROM message_attempt").fetchall() == [(1,)]
+
+
+def test_s18_two_workers_at_once_do_everything_once_and_in_order(
+    world: World, settings: Settings, retry_seconds: str
+) -> None:
+    audiences = [world.add_audience() for _ in range(3)]
+    for audience in audiences:
+        world.add_rule(audience, "added")
+        world.create(audience, [A, B])
+        world.create(audience, [A, B])
+        world.update(audience, [B, C])
+        world.mookept(audience, [A], "add")
+
+    def work() -> list[MessageResult]:
+        with open_services(settings, log=LOG, policy=HASTY) as services:
+            return list(process_queues(services))
+
+    with ThreadPoolExecutor(2) as pool:
+        results = [one for future in [pool.submit(work), pool.submit(work)] for one in future.result()]
+    ended = [result for result in results if result.status == "done"]
+    assert len({result.entry_id for result in ended}) == len(ended) == 12
+    assert {result.attempts for result in ended} == {1}
+    for audience in audiences:
+        world.assert_consistent(audience, [A, B, C])
+        assert [row["command"] for row in world.imports(audience)] == [
+            *("create", "create", "update", "mookept_add")
+        ]
+    assert len(world.firings()) == 3 * 4
+
+
+def test_a_message_id_that_was_another_command_s_is_refused(world: World) -> None:
+    first, second = world.add_audience(), world.add_audience()
+    world.send("create_audience", first, filePath="not/there.csv", message_id="same")
+    world.process()
+    world.connection.execute("DELETE FROM message_attempt")
+    world.create(second, [A], message_id="same")
+    (result,) = world.process()
+    assert (result.status, result.reason) == ("failed", "bad_payload")
+    assert world.members(second) == []
+    assert [row["reason"] for row in world.imports(first)] == ["file_not_found"]
 
 
 def test_the_lock_is_held_from_the_plan_to_the_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
