@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from activity_platform.health import Watch, collect
 from activity_platform.ingest import openapi, problems
 from activity_platform.ingest.access_log import AccessLog, Observed
 from activity_platform.ingest.auth import BearerBackend, TokenVerifier
@@ -74,7 +75,7 @@ def _routes(settings: Settings, writer: Writer, reader: Reader, metrics: Metrics
     authenticated = [Middleware(AuthenticationMiddleware, backend=BearerBackend(TokenVerifier(settings)))]
     events = EventsEndpoint(writer, metrics)
     edges = EdgesEndpoint(reader, settings.edge_half_life_days)
-    probes = Probes(reader, metrics)
+    probes = Probes(reader, metrics, Watch(lambda: collect(settings)))
     return [
         Route(EVENTS_PATH, events.post, methods=["POST"], middleware=authenticated),
         Route(EDGES_PATH, edges.get, methods=["GET"], middleware=authenticated),

@@ -11,17 +11,19 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-from activity_platform import migrations
+from activity_platform import health, migrations
 from activity_platform.gateways import postgres
+from activity_platform.health import Watch
 from activity_platform.ingest.metrics import Metrics
 from activity_platform.ingest.problems import unavailable
 from activity_platform.ingest.reader import Reader
 
 
 class Probes:
-    def __init__(self, reader: Reader, metrics: Metrics) -> None:
+    def __init__(self, reader: Reader, metrics: Metrics, watch: Watch) -> None:
         self._reader = reader
         self._metrics = metrics
+        self._watch = watch
 
     async def health(self, _: Request) -> Response:
         """The process answers; nothing else is looked at."""
@@ -40,7 +42,10 @@ class Probes:
         return _ok()
 
     async def metrics(self, _: Request) -> Response:
-        return Response(self._metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+        """What the app counts, and how the platform behind it is."""
+        readings = await anyio.to_thread.run_sync(self._watch.readings)
+        text = self._metrics.exposition() + health.exposition(readings)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     def _is_migrated(self) -> bool:
         # Revisions are numbers of equal length. A newer one is fine: migrations only add at first.

@@ -51,6 +51,7 @@ def supervise(
             if not told and all(_is_ready(worker) for worker in workers):
                 told = True
                 on_ready()
+        listener.close()  # nobody shall wait on it for workers that take no more
         _stop(workers)
 
 

@@ -77,7 +77,8 @@ class Served:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.client.close()
-        self.stop()
+        if self.process.poll() is None:
+            self.stop()
 
     def start(self) -> None:
         """Starts, always on the same port, and returns when it serves."""
