@@ -29,6 +29,7 @@ from activity_platform.activity.partition_plan import (
     plan,
 )
 from activity_platform.activity.rollup import read_watermark
+from activity_platform.failures import PlatformError
 from activity_platform.gateways import postgres
 
 log = logging.getLogger(__name__)
@@ -215,7 +216,7 @@ class _Work:
                 if time.monotonic() + PAUSE_SECONDS > self.patience_ends:
                     reason = f"left for the next time: {PARENT} is in use ({tries} tries, {_line(error)})"
                     return [replace(_unchanged(step), action=Action.SKIP, reason=reason, timed_out=True)]
-            except psycopg.Error as error:
+            except (psycopg.Error, PlatformError) as error:  # the latter from the archive
                 if self.connection.broken:
                     raise
                 reason = f"{step.action} failed: {_line(error)}"
@@ -359,5 +360,7 @@ def _identifier(partition: Partition) -> sql.Identifier:
     return sql.Identifier(partition.schema, partition.name)
 
 
-def _line(error: psycopg.Error) -> str:
+def _line(error: psycopg.Error | PlatformError) -> str:
+    if isinstance(error, PlatformError):
+        return str(error)
     return error.diag.message_primary or type(error).__name__

@@ -94,18 +94,10 @@ def apply(now_text: str | None, as_json: bool) -> None:
 
 
 def _maintain(now_text: str | None, as_json: bool, *, dry_run: bool) -> None:
-    from activity_platform.activity.partitions import maintain
+    from activity_platform.activity.maintenance import maintain_log
 
     now = _timestamp(now_text)
-    settings = load_settings(Need.DATABASE)
-    result = maintain(
-        settings.database_url,
-        now=now,
-        retention_days=settings.retention_days,
-        ahead=settings.partitions_ahead,
-        archive_before_drop=settings.archive_before_drop,
-        dry_run=dry_run,
-    )
+    result = maintain_log(load_settings(Need.DATABASE), now=now, dry_run=dry_run)
     print_rows(result.steps, ("action", "partition", "reason"), as_json=as_json)
     if result.failed:
         say(f"{result.failed} steps failed")

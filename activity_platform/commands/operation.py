@@ -17,20 +17,14 @@ from activity_platform.settings import Need
 def migrate(check: bool, as_json: bool) -> None:
     """Bring the database to this release, with partitions for the hot months."""
     from activity_platform import migrations
-    from activity_platform.activity import partitions
+    from activity_platform.activity.maintenance import maintain_log
 
     settings = load_settings(Need.DATABASE, any_schema=True)
     if check:
         _list_lacks(settings.database_url, as_json=as_json)
         return
     revision = migrations.upgrade(settings.database_url)
-    result = partitions.maintain(
-        settings.database_url,
-        now=None,
-        retention_days=settings.retention_days,
-        ahead=settings.partitions_ahead,
-        archive_before_drop=settings.archive_before_drop,
-    )
+    result = maintain_log(settings)
     print_json({"revision": revision, "partitions_created": result.created})
 
 

@@ -5,7 +5,8 @@ from datetime import timedelta
 import dagster as dg
 import psycopg
 
-from activity_platform.activity import checks, log_size, partitions, rollup
+from activity_platform.activity import checks, log_size, rollup
+from activity_platform.activity.maintenance import maintain_log
 from activity_platform.defs.jobs import JobClass, every, job_tags
 from activity_platform.defs.resources import SettingsResource
 from activity_platform.gateways import postgres
@@ -93,13 +94,7 @@ def activity_event_partitions(
     context: dg.AssetExecutionContext, settings: SettingsResource
 ) -> dg.MaterializeResult[None]:
     """The months of the log: coming ones are there before they are needed, old ones are dropped."""
-    result = partitions.maintain(
-        settings.database_url,
-        now=None,
-        retention_days=settings.retention_days,
-        ahead=settings.partitions_ahead,
-        archive_before_drop=settings.archive_before_drop,
-    )
+    result = maintain_log(settings)
     for step in result.steps:
         context.log.info("%s %s: %s", step.action, step.partition, step.reason)
     if result.failed:

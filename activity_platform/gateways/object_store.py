@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
+from boto3.exceptions import Boto3Error
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
 from activity_platform.failures import PermanentFailure, TransientFailure
@@ -110,6 +111,26 @@ class ObjectStore:
                 Bucket=location.bucket, Key=location.key, Body=data, ContentType=content_type
             )
 
+    def put_file(self, path: str, file: IO[bytes], *, content_type: str, metadata: dict[str, str]) -> None:
+        """Writes a file of any size, in parts where it is large; the object appears with the last of them."""
+        location = self.locate(path)
+        with _failures_named():
+            self._client.upload_fileobj(
+                file,
+                location.bucket,
+                location.key,
+                ExtraArgs={"ContentType": content_type, "Metadata": metadata},
+            )
+
+    def find_metadata(self, path: str) -> dict[str, str] | None:
+        """What its writer noted on the object; None when there is no such object."""
+        location = self.locate(path)
+        try:
+            with _failures_named():
+                return self._client.head_object(Bucket=location.bucket, Key=location.key)["Metadata"]
+        except ObjectMissing:
+            return None
+
     def delete(self, path: str) -> None:
         """Deletes the object, if it is there."""
         location = self.locate(path)
@@ -128,5 +149,5 @@ def _failures_named() -> Iterator[None]:
         raise StorageUnavailable(f"the object storage refused the request ({code})") from error
     except ParamValidationError as error:
         raise ObjectMissing("the path names no bucket or key that can exist") from error
-    except (BotoCoreError, OSError) as error:
+    except (BotoCoreError, Boto3Error, OSError) as error:
         raise StorageUnavailable(f"the object storage can't be reached ({type(error).__name__})") from error

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from activity_platform.activity import partitions
+from activity_platform.activity.maintenance import maintain_log
 from activity_platform.failures import PlatformError
 from activity_platform.local import registry
 from activity_platform.local.demo import Demo
@@ -73,14 +73,7 @@ def run_demo(data_directory: Path, *, then_exit: bool) -> None:
 @contextmanager
 def _migrated_stack(data_directory: Path) -> Iterator[Stack]:
     with Stack(data_directory, overrides=os.environ) as stack:
-        settings = Settings.load(stack.environment)
-        partitions.maintain(
-            settings.database_url,
-            now=None,
-            retention_days=settings.retention_days,
-            ahead=settings.partitions_ahead,
-            archive_before_drop=settings.archive_before_drop,
-        )
+        maintain_log(Settings.load(stack.environment))
         yield stack
 
 
