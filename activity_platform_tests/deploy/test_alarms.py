@@ -206,8 +206,8 @@ def test_each_alarm_fires_for_its_cause_alone(healthy: Environment, alarm: str, 
 
 def test_an_ingest_that_answers_503_fires(healthy: Environment, tmp_path: Path) -> None:
     metrics = Metrics()
-    metrics.answered("POST", 202, 0.01, None)
-    metrics.answered("POST", 503, 0.01, "database_away")
+    metrics.answered("/api/v1/activity/events", 202, 0.01, None)
+    metrics.answered("/api/v1/activity/events", 503, 0.01, "database_away")
     served = [
         one for one in series(metrics.exposition(), grow="1") if "request_seconds_count" in one["series"]
     ]
