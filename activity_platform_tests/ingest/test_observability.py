@@ -90,7 +90,7 @@ def test_a_reader_of_the_log_that_stops_reading_stops_nobody() -> None:
     log.stop()
     assert time.monotonic() - started < 4
     stream.released.set()
-    while not stream.getvalue().endswith('"/19999","status":200,"milliseconds":1.0}\n'):
+    while not stream.getvalue().endswith('"/19999","status":200,"milliseconds":1}\n'):
         time.sleep(0.01)
     assert len(stream.getvalue().splitlines()) == 10_001  # the oldest are lost
 

@@ -29,7 +29,7 @@ def served(module_environment: dict[str, str], tmp_path: Path) -> Iterator[Serve
 def workers(api: Served) -> set[int]:
     """The worker processes' ids: the children that serve, not multiprocessing's own helper."""
     told = subprocess.run(
-        ["ps", "-eo", "pid=,ppid=,command="], capture_output=True, text=True, check=True
+        ["ps", "-wweo", "pid=,ppid=,command="], capture_output=True, text=True, check=True
     ).stdout
     found = re.findall(r"^\s*(\d+)\s+(\d+) .*spawn_main", told, re.MULTILINE)
     return {int(pid) for pid, parent in found if int(parent) == api.process.pid}
