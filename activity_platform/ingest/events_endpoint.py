@@ -13,7 +13,7 @@ from activity_platform.failures import TransientFailure
 from activity_platform.ingest.metrics import Metrics
 from activity_platform.ingest.problems import Problem, unavailable
 from activity_platform.ingest.request_body import read_json_body
-from activity_platform.ingest.writer import EventsRefused, QueueFull, Writer
+from activity_platform.ingest.writer import EventsRefused, QueueFull, Unconfirmed, Writer
 
 MAX_KEY_CHARACTERS = 128
 
@@ -39,6 +39,10 @@ class EventsEndpoint:
             raise Problem(HTTPStatus.BAD_REQUEST, "The database can't hold these events.") from None
         except QueueFull:
             raise unavailable("More is in flight than can be taken at once.", "queue_full") from None
+        except Unconfirmed:
+            raise unavailable(
+                "The database went away before it confirmed the events: they may be stored.", "unconfirmed"
+            ) from None
         except TransientFailure:
             raise unavailable("The database is away; no event was stored.", "database_away") from None
         self._metrics.accepted(accepted)

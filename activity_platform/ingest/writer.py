@@ -52,6 +52,10 @@ class QueueFull(TransientFailure):
     """More waits to be written than this process takes, or has waited for too long."""
 
 
+class Unconfirmed(TransientFailure):
+    """The connection broke during COMMIT, and the database did not come back in time to tell the outcome."""
+
+
 class EventsRefused(PermanentFailure):
     """PostgreSQL refuses these events, whatever they are written with."""
 
@@ -116,7 +120,8 @@ class Writer:
     async def write(self, submission: Submission) -> int:
         """Returns how many events were accepted, once they are durable.
 
-        Raises `QueueFull`, `EventsRefused`, or `postgres.DatabaseAway`: then none of them is stored.
+        Raises `QueueFull`, `EventsRefused` or `postgres.DatabaseAway`: then none of them is stored. Raises
+        `Unconfirmed` when nobody can tell.
         """
         self.check_room()
         waiting = Waiting(submission, asyncio.get_running_loop().create_future())
@@ -188,6 +193,7 @@ class Writer:
         if lane.broken or isinstance(error, postgres.RETRYABLE):
             self._try_again(batch)
         elif not _is_the_requests_fault(error):
+            await lane.close()  # another server may answer now, if this one takes no more writes
             _fail(batch, postgres.DatabaseAway(f"PostgreSQL does not take events: {_kind(error)}"))
         elif len(batch) == 1:
             _fail(batch, EventsRefused("PostgreSQL can't hold these events"))
@@ -213,7 +219,7 @@ class Writer:
             if outcome is False:
                 return self._try_again(batch)
             await asyncio.sleep(SETTLE_POLL_SECONDS)
-        _fail(batch, postgres.DatabaseAway("PostgreSQL went away before it confirmed the events"))
+        _fail(batch, Unconfirmed("PostgreSQL went away before it confirmed the events"))
         return None
 
     async def _look_up(self, transaction: Transaction) -> bool | None:

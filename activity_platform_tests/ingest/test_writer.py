@@ -17,7 +17,7 @@ from activity_platform.activity.event_log import Submission
 from activity_platform.gateways import postgres
 from activity_platform.ingest import writer as writer_module
 from activity_platform.ingest.metrics import Metrics
-from activity_platform.ingest.writer import EventsRefused, QueueFull, Writer
+from activity_platform.ingest.writer import EventsRefused, QueueFull, Unconfirmed, Writer
 from activity_platform_tests.ingest.served import body, event
 
 pytestmark = pytest.mark.anyio
@@ -285,7 +285,7 @@ async def test_an_outcome_that_stays_unknown_is_no_202(
     monkeypatch.setattr(writer_module, "SETTLE_SECONDS", 0.5)
     proxy = Proxy(target_of(database_url), passes=True, away_after_break=True)
     async with proxied(database_url, proxy) as url, running(url) as writer:
-        with pytest.raises(postgres.DatabaseAway):
+        with pytest.raises(Unconfirmed):
             await writer.write(submission("u"))
 
 
