@@ -3,8 +3,9 @@
 Run config, keys and tags carry queue, entry id and numbers: nothing that a producer wrote.
 """
 
+import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -34,9 +35,12 @@ AudienceServices: TypeAlias = dg.ResourceParam[Services]
 Ref: TypeAlias = dict[str, Any]
 
 
-@dg.resource(required_resource_keys={"settings"}, description="What the commands on audiences work with.")
+@dg.resource(
+    required_resource_keys={"settings", "s3"}, description="What the commands on audiences work with."
+)
 def services_of_a_run(context: dg.InitResourceContext) -> Iterator[Services]:
-    with open_services(context.resources.settings, log=context.log or dg.get_dagster_logger()) as services:
+    log = context.log or dg.get_dagster_logger()
+    with open_services(context.resources.settings, log=log, s3=context.resources.s3) as services:
         yield services
 
 
@@ -130,10 +134,11 @@ def _ask_for_runs(
             retry_seconds=settings.audience_retry_seconds,
             now=datetime.now(UTC),
         )
-    requests = [
-        _request(context.instance, candidate)
-        for candidate in _startable(asked, [run.tags for run in unfinished])
-    ]
+    requests = []
+    for candidate in _startable(asked, [run.tags for run in unfinished]):
+        runs = context.instance.get_run_records(dg.RunsFilter(tags=_of_entry(candidate)))
+        if _rested(runs, settings.audience_retry_seconds):
+            requests.append(_request(candidate, len(runs) + 1))
     if heads.undecodable and not is_under_way(context.instance, sweep_audience_queues_job.name):
         requests.append(dg.RunRequest(job_name=sweep_audience_queues_job.name))
     if requests:
@@ -179,14 +184,27 @@ def _startable(candidates: list[Candidate], unfinished: list[Mapping[str, str]])
     return chosen[:REQUESTS_A_TICK]
 
 
-def _request(instance: dg.DagsterInstance, candidate: Candidate) -> dg.RunRequest:
-    entry, message = candidate.entry, candidate.message
-    of_entry = {"queue": entry.queue, "entry_id": entry.entry_id}
-    # Dagster never starts a second run with a key that any run had, a failed one included.
-    number = instance.get_runs_count(dg.RunsFilter(tags=of_entry)) + 1
+def _rested(runs: Sequence[dg.RunRecord], retry_seconds: Sequence[int]) -> bool:
+    """Whether the message's last run, if there was one, ended long enough ago.
+
+    A run that fails before it counts an attempt, as in a broken setup, must not be followed by the next at
+    once, and for ever.
+    """
+    ended = max((run.end_time or 0 for run in runs), default=0)
+    return ended + retry_seconds[0] <= time.time()
+
+
+def _of_entry(candidate: Candidate) -> dict[str, str]:
+    return {"queue": candidate.entry.queue, "entry_id": candidate.entry.entry_id}
+
+
+def _request(candidate: Candidate, number: int) -> dg.RunRequest:
+    message = candidate.message
+    of_entry = _of_entry(candidate)
     return dg.RunRequest(
-        run_key=f"{entry.queue}/{entry.entry_id}/{number}",
-        job_name=JOBS[entry.queue].name,
+        # Dagster never starts a second run with a key that any run had, a failed one included.
+        run_key=f"{of_entry['queue']}/{of_entry['entry_id']}/{number}",
+        job_name=JOBS[of_entry["queue"]].name,
         run_config={"ops": {"load": {"config": of_entry}}},
         tags=of_entry
         | {

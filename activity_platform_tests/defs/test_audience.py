@@ -208,6 +208,19 @@ def test_a_failed_attempt_fails_its_run_and_the_last_one_buries(
     assert history.asset_materialization.metadata["failed"].value == 1
 
 
+def test_a_run_that_counted_no_attempt_is_not_followed_at_once(
+    environment: dict[str, str], instance: dg.DagsterInstance, world: World
+) -> None:
+    definitions = build_defs(Settings.load(environment | {"AUDIENCE_RETRY_SECONDS": "2,60"}))
+    world.create(world.add_audience(), [A])
+    (request,) = tick(definitions, instance)
+    instance.report_run_failed(started_run(definitions, instance, request))
+    assert tick(definitions, instance) == ()
+    time.sleep(2)
+    (again,) = tick(definitions, instance)
+    assert str(again.run_key).endswith("/2")
+
+
 def test_entries_that_are_no_messages_are_swept_by_one_run(
     definitions: dg.Definitions, instance: dg.DagsterInstance, world: World
 ) -> None:
