@@ -24,7 +24,7 @@ from activity_platform.gateways import queue
 from activity_platform.gateways.known_missing import KnownMissing
 from activity_platform.gateways.line_api import LineApi
 from activity_platform.gateways.object_store import ObjectStore, s3_client
-from activity_platform.gateways.rate_limit import ChannelPermits
+from activity_platform.gateways.rate_limit import ChannelPermits, workers_of_a_run
 from activity_platform.gateways.user_cache import UserCache
 from activity_platform.settings import Settings
 
@@ -113,7 +113,7 @@ def open_services(
                 redis_url=settings.redis_url,
                 per_second=settings.line_requests_per_second,
                 missing_hours=settings.profile_fresh_hours,
-                policy=policy or FetchPolicy(),
+                policy=policy or FetchPolicy(workers=workers_of_a_run(settings.line_requests_per_second)),
             ),
             cache=UserCache(client),
             evaluate=partial(triggers.evaluate, log=log),
