@@ -20,7 +20,7 @@ import psycopg
 from psycopg import AsyncConnection, AsyncCursor, errors
 from psycopg.rows import tuple_row
 
-from activity_platform.activity.events import Event, EventBatch
+from activity_platform.activity.events import EventBatch
 
 #: NULL in COPY's text format.
 NULL = r"\N"
@@ -101,10 +101,22 @@ class OutcomeUnknown(Exception):
 
 def submission(user_id: str, batch: EventBatch, key: str | None = None) -> Submission:
     """The request's events, ready to be written."""
+    text = _escape if batch.escaped else str
     user = _escape(user_id)
-    line = _escaped_line if batch.escaped else _plain_line
-    lines = [line(user, *event) for event in zip(batch.events, batch.contexts, strict=True)]
-    return Submission(user_id, "".join(lines).encode(), len(batch), key)
+    lines = [
+        "\t".join(
+            (
+                user,
+                event.verb,
+                event.object_type,
+                text(event.object_id),
+                NULL if event.surface is None else text(event.surface),
+                NULL if context is None else text(context),
+            )
+        )
+        for event, context in zip(batch.events, batch.contexts, strict=True)
+    ]
+    return Submission(user_id, "".join([f"{line}\n" for line in lines]).encode(), len(batch), key)
 
 
 async def append(connection: AsyncConnection, submissions: Sequence[Submission]) -> list[int]:
@@ -202,23 +214,6 @@ async def _roll_back(connection: AsyncConnection) -> None:
     if not connection.closed:
         with contextlib.suppress(psycopg.Error):
             await connection.execute("ROLLBACK")
-
-
-def _plain_line(user: str, event: Event, context: str | None) -> str:
-    """A row of COPY's text format, where `\\N` is NULL."""
-    surface = NULL if event.surface is None else event.surface
-    return (
-        f"{user}\t{event.verb}\t{event.object_type}\t{event.object_id}\t{surface}\t"
-        f"{NULL if context is None else context}\n"
-    )
-
-
-def _escaped_line(user: str, event: Event, context: str | None) -> str:
-    surface = NULL if event.surface is None else _escape(event.surface)
-    return (
-        f"{user}\t{event.verb}\t{event.object_type}\t{_escape(event.object_id)}\t{surface}\t"
-        f"{NULL if context is None else _escape(context)}\n"
-    )
 
 
 def _escape(text: str) -> str:
