@@ -120,14 +120,14 @@ def fold(database_url: str, *, lag_seconds: float, slice_events: int = SLICE_EVE
         _prepare(connection)
         start = read_watermark(connection)
         slices: list[Slice] = []
-        while True:
-            found = _yielding(lambda: _fold_slice(connection, lag_seconds, slice_events, slices))
-            if isinstance(found, Slice):
-                slices.append(found)
-            if not (isinstance(found, Slice) and found.more):
+        while isinstance(
+            found := _yielding(lambda: _fold_slice(connection, lag_seconds, slice_events, slices)), Slice
+        ):
+            slices.append(found)
+            if not found.more:
                 break
         last = found.bound if isinstance(found, Slice) else found
-        return _result(connection, start, slices, last)
+        return _yielding(lambda: _result(connection, start, slices, last))
 
 
 def read_bound(connection: psycopg.Connection, *, lag_seconds: float) -> Bound:
