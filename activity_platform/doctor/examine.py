@@ -14,7 +14,7 @@ import psycopg
 from activity_platform.doctor import clocks, dagster_instance, line, objects, postgres, redis
 from activity_platform.doctor.finding import Finding, red, warn
 from activity_platform.failures import TransientFailure, UsageError
-from activity_platform.settings import Need, Settings
+from activity_platform.settings import DOMAINS, Need, Settings
 
 #: A system that is asked a handful of things and has said nothing for so long is as good as away.
 TIMEOUT_SECONDS = 20.0
@@ -23,11 +23,12 @@ REPORT = "this is not foreseen: look into that system's log, and report it"
 
 @dataclass(frozen=True)
 class Examination:
-    """Looks at one system. `needs`: what must be set for it."""
+    """Looks at one system, which some domains stand on. `needs`: what must be set for it."""
 
     name: str
     look: Callable[[Settings], Iterable[Finding]]
     needs: tuple[Need, ...]
+    domains: tuple[str, ...] = DOMAINS
 
 
 def examine(
@@ -42,14 +43,13 @@ def examine(
     """
     examinations = (
         Examination("postgresql", postgres.look, (Need.DATABASE,)),
-        Examination("redis", redis.look, (Need.REDIS,)),
-        Examination("s3", objects.look, (Need.OBJECTS,)),
-        Examination("line", line.look, (Need.DATABASE, Need.OBJECTS)),
+        Examination("redis", redis.look, (Need.REDIS,), ("audience", "last_activity")),
+        Examination("s3", objects.look, (Need.OBJECTS,), ("audience",)),
+        Examination("line", line.look, (Need.DATABASE,), ("audience",)),
         Examination("dagster", dagster_instance.look, ()),
         Examination("clocks", lambda settings: clocks.look(settings, clock), (Need.DATABASE,)),
     )
-    needed = settings.domain_needs()
-    wanted = [one for one in examinations if needed.issuperset(one.needs)]
+    wanted = [one for one in examinations if not set(one.domains).isdisjoint(settings.domains)]
     started = [_start(one, settings) for one in wanted]
     deadline = time.monotonic() + timeout_seconds
     for examination, findings in zip(wanted, started, strict=True):

@@ -51,9 +51,10 @@ WHERE instigators.status IN ('RUNNING', 'DECLARED_IN_CODE')
 
 #: Finished runs that ended before a time, the newest of them first, but for
 #: - those with the newest event of an asset or partition, or the newest result of a check;
-#: - those of a run key that has, but for the number after its last slash, a run that is young or unfinished.
-#: A sensor that numbers its keys counts what there is: with the newest gone first, the next number is always
-#: free, wherever the deletion is interrupted.
+#: - those of a series that has a run that is young or unfinished.
+#: A series are the runs on one entry of a queue, or else those whose keys differ only in the number after the
+#: last slash. A sensor numbers its keys by how many runs of the series there are: with the newest gone first,
+#: the next number is always free, wherever the deletion is interrupted.
 #: By idx_run_range, idx_run_tags, idx_events_by_asset and the whole of asset_check_executions.
 FORGETTABLE_RUNS = r"""
 WITH needed AS (
@@ -65,7 +66,10 @@ WITH needed AS (
     SELECT run_id FROM asset_check_executions WHERE id IN (
         SELECT max(id) FROM asset_check_executions GROUP BY asset_key, check_name, partition)
 ), keyed AS (
-    SELECT run_id, regexp_replace(value, '/\d+$', '') AS series FROM run_tags WHERE key = 'dagster/run_key'
+    SELECT run_id, coalesce(
+        max(value) FILTER (WHERE key = 'queue') || '/' || max(value) FILTER (WHERE key = 'entry_id'),
+        regexp_replace(max(value) FILTER (WHERE key = 'dagster/run_key'), '/\d+$', '')) AS series
+    FROM run_tags WHERE key IN ('queue', 'entry_id', 'dagster/run_key') GROUP BY run_id
 ), active AS (
     SELECT series FROM keyed JOIN runs USING (run_id)
     WHERE status <> ALL(%(finished)s) OR update_timestamp >= %(before)s

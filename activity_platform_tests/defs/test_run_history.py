@@ -210,6 +210,22 @@ def test_wherever_a_purge_ends_the_next_key_of_a_message_is_free(
         assert not is_taken(instance, f"create_audience/1-0/{left + 1}")
 
 
+def test_a_run_that_somebody_launched_again_by_hand_counts_as_one_of_its_message(
+    instance: dg.DagsterInstance, storage: psycopg.Connection, history: History
+) -> None:
+    """The sensor counts it, too: without it, the next key would be one that is taken."""
+    by_hand = history.add(30)
+    runs = [by_hand, history.add(1, key="create_audience/1-0/2")]
+    storage.execute(
+        "INSERT INTO run_tags (run_id, key, value) SELECT run_id, key, value"
+        " FROM unnest(%s::text[]) AS run_id,"
+        " (VALUES ('queue', 'create_audience'), ('entry_id', '1-0')) AS tag (key, value)",
+        [runs],
+    )
+    assert forget(instance, storage).runs == 0
+    assert by_hand in run_ids(storage)
+
+
 def test_a_purge_ends_when_its_time_is_over(
     instance: dg.DagsterInstance, storage: psycopg.Connection, history: History
 ) -> None:
