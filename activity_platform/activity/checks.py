@@ -129,7 +129,9 @@ def check_months(
     )
     return Months(
         missing=tuple(
-            name for name, month in hot.items() if any(True for _ in gaps(month, catalog.partitions))
+            name
+            for name, month in hot.items()
+            if any(upper > now for _, upper in gaps(month, catalog.partitions))
         ),
         default_rows=sum(stray.rows for stray in catalog.strays) + catalog.unplaceable_rows,
         overdue=tuple(step.partition.name for step in planned.of(Action.DROP)),

@@ -120,7 +120,7 @@ def plan(
     return Plan(
         (
             *_expire_strays(catalog, strays_cut, watermark),
-            *_provide(catalog, now, ahead, strays_cut, watermark),
+            *_provide(catalog, hot_months(now, ahead), cut, strays_cut, watermark),
             *(_judge(part, cut, watermark, now, keeps) for part in catalog.partitions),
             *_rest(catalog),
         ),
@@ -174,19 +174,20 @@ def _expire_strays(catalog: Catalog, cut: datetime, watermark: datetime) -> Iter
 
 
 def _provide(
-    catalog: Catalog, now: datetime, ahead: int, cut: datetime, watermark: datetime
+    catalog: Catalog, hot: list[datetime], cut: datetime, strays_cut: datetime, watermark: datetime
 ) -> Iterator[Step]:
-    hot = hot_months(now, ahead)
     staying = {
         stray.month: stray.rows
         for stray in catalog.strays
-        if not (stray.last < cut and stray.last <= watermark)
+        if not (stray.last < strays_cut and stray.last <= watermark)
     }
     stray_months = sorted(set(staying) - set(hot), reverse=True)
     names = {*catalog.others, *(part.name for part in catalog.partitions)}
     for month in (*hot, *stray_months[:MOST_STRAY_MONTHS]):
         wanted = "wanted from now on" if month in hot else "rows of it wait in DEFAULT"
         for lower, upper in gaps(month, catalog.partitions):
+            if upper <= cut and month not in staying:
+                continue  # nothing is there, nor will be; it would be dropped at once
             name = _free_name(month, names)
             names.add(name)
             called = "" if name == name_of(month) else f"; {name_of(month)} is taken"

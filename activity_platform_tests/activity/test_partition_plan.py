@@ -154,6 +154,14 @@ def test_a_month_that_is_covered_in_part_gets_the_rest() -> None:
     ]
 
 
+def test_a_part_of_the_current_month_that_was_dropped_is_not_made_again() -> None:
+    rest = Partition("rest", at("2026-02-10"), at("2026-03-01"))
+    assert names(planned(rest, now="2026-02-25", retention_days=7), Action.CREATE) == []
+    assert names(planned(rest, now="2026-02-16", retention_days=7), Action.CREATE) == [
+        "activity_events_y2026m02"
+    ]
+
+
 def test_unbounded_partitions_cover_everything_and_the_endless_one_stays() -> None:
     past = Partition("past", None, at("2026-01-01"))
     future = Partition("future", at("2026-01-01"), None)
@@ -264,7 +272,7 @@ def test_any_catalog_ends_covered_without_overlap_and_a_second_plan_does_nothing
     spans = sorted((part.lower, part.upper) for part in after if part.lower and part.upper)
 
     assert all(before[1] <= later[0] for before, later in itertools.pairwise(spans))
-    assert not any(list(gaps(month, after)) for month in hot_months(now, ahead))
+    assert not any(upper > now for month in hot_months(now, ahead) for _, upper in gaps(month, after))
     assert len({part.name for part in after} | set(others)) == len(after) + len(others)
     assert all(part.upper and part.upper <= min(watermark, now) for part in dropped)
     second = planned_for(after)
