@@ -34,7 +34,7 @@ MAX_MESSAGE_CHARACTERS = 200
 BYTE_ORDER_MARK = "\ufeff"
 
 
-class Event(msgspec.Struct, frozen=True):
+class Event(msgspec.Struct, frozen=True, gc=False):  # a decoded body has no cycle to collect
     """One thing that a user did. Lengths are in characters (code points)."""
 
     verb: Verb
