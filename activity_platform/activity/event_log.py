@@ -50,9 +50,6 @@ FROM idempotency_key JOIN unnest(%(users)s::text[], %(keys)s::text[]) AS asked (
 USING (user_id, key)
 """
 
-#: BRIN on created_at.
-FORGET_KEYS = "DELETE FROM idempotency_key WHERE created_at <= %(now)s - %(lifetime)s"
-
 TRANSACTION_STATUS = "SELECT pg_xact_status(%(id)s::xid8)"
 
 #: BRIN on created_at of both tables. xmin is the low half of the transaction's id.
@@ -185,12 +182,6 @@ async def committed(connection: AsyncConnection, transaction: Transaction) -> bo
         return None
     found = await (await cursor.execute(ROWS_OF_TRANSACTION, named)).fetchone()
     return status == ("committed",) and found == (True,)
-
-
-async def forget_keys(connection: AsyncConnection, now: datetime) -> int:
-    """Deletes the keys whose lifetime is over, and returns their number."""
-    cursor = await connection.execute(FORGET_KEYS, {"now": now, "lifetime": KEY_LIFETIME})
-    return cursor.rowcount
 
 
 async def _claim_keys(cursor: AsyncCursor[Any], firsts: Mapping[Key, Submission]) -> dict[Key, int]:

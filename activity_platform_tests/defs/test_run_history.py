@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,8 +14,10 @@ import psycopg
 import pytest
 
 from activity_platform.defs import run_history
+from activity_platform.defs.audience import audience_queue_sensor
 from activity_platform.defs.run_history import Forgotten
-from activity_platform.gateways import dagster_database
+from activity_platform.gateways import dagster_database, queue
+from activity_platform.settings import Settings
 
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
 DAYS = 14
@@ -23,7 +26,7 @@ COPY_RUN = """
 INSERT INTO runs (run_id, snapshot_id, pipeline_name, status, run_body, start_time, end_time,
                   create_timestamp, update_timestamp)
 SELECT %(new)s::text, snapshot_id, pipeline_name, %(status)s, replace(run_body, run_id, %(new)s::text),
-       start_time, end_time, %(at)s, %(at)s
+       extract(epoch FROM %(at)s::timestamp), extract(epoch FROM %(at)s::timestamp), %(at)s, %(at)s
 FROM runs WHERE run_id = %(old)s
 """
 COPY_TAGS = """
@@ -224,6 +227,37 @@ def test_a_run_that_somebody_launched_again_by_hand_counts_as_one_of_its_message
     )
     assert forget(instance, storage).runs == 0
     assert by_hand in run_ids(storage)
+
+
+def test_the_audience_sensor_asks_under_a_free_key_after_a_purge(
+    instance: dg.DagsterInstance, storage: psycopg.Connection, history: History, settings: Settings
+) -> None:
+    """Of three messages that still wait, one has old runs only, one a young one, one none at all."""
+    payload = '{{"audienceId": {}, "lineOaId": 1, "organizationId": 1, "filePath": "f"}}'
+    with closing(queue.connect(settings.redis_url)) as client:
+        entries = [
+            queue.Queues(client).publish(queue.CREATE_AUDIENCE, payload.format(audience))
+            for audience in (1, 2, 3)
+        ]
+    for entry, days in ((entries[0], (40, 30, 20)), (entries[1], (40, 30, 2))):
+        for number, ago in enumerate(days, 1):
+            run_id = history.add(ago, key=f"create_audience/{entry}/{number}", status="FAILURE")
+            storage.execute(
+                "INSERT INTO run_tags (run_id, key, value)"
+                " VALUES (%(run)s, 'queue', 'create_audience'), (%(run)s, 'entry_id', %(entry)s)",
+                {"run": run_id, "entry": entry},
+            )
+
+    assert forget(instance, storage).runs == 3
+
+    context = dg.build_sensor_context(instance, resources={"settings": settings})
+    requests = audience_queue_sensor.evaluate_tick(context).run_requests or []
+    assert [request.run_key for request in requests] == [
+        f"create_audience/{entries[0]}/1",
+        f"create_audience/{entries[1]}/4",
+        f"create_audience/{entries[2]}/1",
+    ]
+    assert not any(is_taken(instance, str(request.run_key)) for request in requests)
 
 
 def test_a_purge_ends_when_its_time_is_over(
