@@ -59,7 +59,7 @@ class PoliteProtocol(HttpToolsProtocol):
         self._deaf = False  # nothing more of this connection is parsed
         self._lingering = False
         self._linger_bytes = 0
-        self._stopping = False
+        self._client_is_done = self._stopping = False
         self._set_timer(HEAD_SECONDS, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -77,6 +77,7 @@ class PoliteProtocol(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more. It may still read: what it asked for in full is answered."""
+        self._client_is_done = True
         if self._lingering or not (self._in_message or self._owes_answer):
             self._socket.close()
         elif self._in_message:
@@ -88,7 +89,7 @@ class PoliteProtocol(HttpToolsProtocol):
     def shutdown(self) -> None:
         self._stopping = True
         if self._owes_answer:
-            self._end_behind_newest_answer()
+            self.cycle.keep_alive = False
         elif self._lingering:
             self._socket.close()
         else:
@@ -203,6 +204,9 @@ class PoliteProtocol(HttpToolsProtocol):
             return
         self._lingering = True
         self._unset_keepalive_if_required()
+        if self._client_is_done:
+            self._socket.close()
+            return
         self._socket.write_eof()
         self.flow.resume_reading()
         self._linger_until = self.loop.time() + LINGER_SECONDS

@@ -285,8 +285,8 @@ def test_a_body_that_stalls_is_ended_after_half_a_minute(api: Served, user: str)
 
 @pytest.fixture(scope="module")
 def hasty(module_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The app with half a second's patience."""
-    with Served(module_environment, tmp_path_factory.mktemp("hasty"), patience=0.5) as served:
+    """The app with a second of patience."""
+    with Served(module_environment, tmp_path_factory.mktemp("hasty"), patience=1.0) as served:
         yield served
 
 
@@ -305,7 +305,7 @@ def test_a_slow_body_is_taken_as_long_as_it_comes(hasty: Served, user: str) -> N
     with closing(hasty.connect()) as connection:
         connection.sendall(hasty.head(user, f"Content-Length: {len(content)}"))
         for start in range(0, len(content), 16):
-            time.sleep(0.2)
+            time.sleep(0.15)
             connection.sendall(content[start : start + 16])
         assert read_answer(connection).status == 202
 

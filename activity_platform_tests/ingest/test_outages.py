@@ -12,7 +12,15 @@ import pytest
 
 from activity_platform.local.services import Stack
 from activity_platform_tests.ingest.load import Load
-from activity_platform_tests.ingest.served import EVENTS, Served, assert_problem, body, event, new_user
+from activity_platform_tests.ingest.served import (
+    EVENTS,
+    Served,
+    assert_problem,
+    body,
+    event,
+    new_user,
+    read_answer,
+)
 
 pytestmark = pytest.mark.xdist_group("ingest-outages")
 
@@ -124,3 +132,19 @@ def test_a_stopped_app_answers_what_it_took(own_stack: Stack, tmp_path: Path, wo
             assert api.stop() == 0
         assert [told for told in load.told.values() if told.connected and told.status != 202] == []
         load.check()
+
+
+def test_a_body_that_is_under_way_at_the_stop_is_taken(own_stack: Stack, killable: Served, user: str) -> None:
+    content = body(event())
+    with killable.connect() as uploading, killable.connect() as idle:
+        uploading.sendall(killable.head(user, f"Content-Length: {len(content)}") + content[:10])
+        idle.sendall(killable.request(user, content))
+        assert read_answer(idle).status == 202
+        killable.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        idle.sendall(killable.request(user, content))
+        uploading.sendall(content[10:])
+        for answer in (read_answer(idle), read_answer(uploading)):
+            assert (answer.status, answer.headers["connection"]) == (202, "close")
+        assert killable.process.wait(10) == 0
+    assert len(killable.rows(user)) == 3
