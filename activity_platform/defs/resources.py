@@ -3,24 +3,15 @@
 from typing import TYPE_CHECKING, TypeAlias
 
 import dagster as dg
-from dagster_aws.s3 import S3Resource
 
 from activity_platform import migrations
-from activity_platform.gateways.object_store import s3_client
 from activity_platform.settings import Settings
 
 if TYPE_CHECKING:
-    from mypy_boto3_s3 import S3Client
+    from dagster_aws.s3 import S3Resource
 
 #: The parameter `settings: SettingsResource` of an asset, op, sensor or schedule.
 SettingsResource: TypeAlias = dg.ResourceParam[Settings]
-
-
-class BoundedS3Resource(S3Resource):
-    """dagster-aws' S3 with the platform's client: its timeouts, and what servers other than AWS need."""
-
-    def get_client(self) -> "S3Client":
-        return s3_client(self.endpoint_url or "")
 
 
 def resources(settings: Settings) -> dict[str, object]:
@@ -36,7 +27,14 @@ def resources(settings: Settings) -> dict[str, object]:
             migrations.ensure_current(settings.database_url)
         return settings
 
+    @dg.resource(description="S3 through dagster-aws, at S3_ENDPOINT_URL.")
+    def s3(_: dg.InitResourceContext) -> "S3Resource":
+        # dagster-aws takes a second to import, which only runs that need it should pay.
+        from activity_platform.defs.s3_resource import BoundedS3Resource
+
+        return BoundedS3Resource(endpoint_url=settings.s3_endpoint_url or None)
+
     return {
         "settings": settings_of_a_current_database,
-        "s3": BoundedS3Resource(endpoint_url=settings.s3_endpoint_url or None),
+        "s3": s3,
     }
