@@ -91,11 +91,6 @@ class Writer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
 
-    @property
-    def depth(self) -> int:
-        """How many requests wait to be written."""
-        return len(self._queue)
-
     def check_room(self) -> None:
         """Raises `QueueFull` when a further request would not be taken."""
         full = len(self._queue) >= MAX_QUEUED_REQUESTS or self._queued_bytes >= MAX_QUEUED_BYTES
