@@ -134,14 +134,19 @@ _HOLDS = sql.SQL("""
         THEN greatest(floor(extract(epoch FROM %(now)s - u.last_activity_date) / 86400), 0)
             BETWEEN coalesce(rule.at_least, 0) AND coalesce(rule.at_most, 2147483647) END)
 """)
-# All rules in one pass: the plan by its primary key, the users by a hash join or by theirs.
+# The plan by its primary key, each user once by theirs, and only then the rules: a user is looked up once,
+# not once for each rule.
 _FIRE = sql.SQL("""
+WITH u AS MATERIALIZED (
+    SELECT c.change, u.id, u.language, u.last_activity_status, u.last_activity_type, u.last_activity_date
+    FROM audience_change c
+    JOIN line_user u ON u.line_oa_id = %(line_oa_id)s AND u.id = c.user_id
+    WHERE c.import_id = %(import_id)s
+)
 INSERT INTO trigger_firing (rule_id, user_id, audience_id, on_event, queue, message_id, fired_at)
 SELECT rule.id, u.id, %(audience_id)s, rule.on_event, %(queue)s, %(message_id)s, %(now)s
-FROM audience_change c
-JOIN line_user u ON u.line_oa_id = %(line_oa_id)s AND u.id = c.user_id
-JOIN {rule} ON rule.on_event = c.change
-WHERE c.import_id = %(import_id)s AND {holds}
+FROM u JOIN {rule} ON rule.on_event = u.change
+WHERE {holds}
 ORDER BY rule.id, u.id
 ON CONFLICT (rule_id, user_id, queue, message_id) DO NOTHING
 """).format(rule=_RULE, holds=_HOLDS)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 
 import pytest
 
-from activity_platform.audience import endings, imports, membership, process, users
+from activity_platform.audience import endings, firings, imports, membership, process, users
 from activity_platform.audience.integration import open_services
 from activity_platform.audience.lock import AudienceBusy, audience_lock
 from activity_platform.audience.services import ImportRef, MessageResult
@@ -133,6 +136,60 @@ def test_a_worker_killed_among_20_000_profiles_asks_only_for_the_rest(
     world: World, line: SimulatedLine, worker: Start
 ) -> None:
     killed_among_profiles(world, line, worker, 20_000)
+
+
+SUICIDE = """
+import dataclasses, logging, os, signal, sys
+from activity_platform.audience import firings
+from activity_platform.audience.integration import open_services
+from activity_platform.audience.worker import process_queues
+from activity_platform.settings import Settings
+class Stream:
+    depth = staticmethod(lambda queue: 0)
+    def publish_many(self, queue, payloads):
+        if sys.argv[1] == "sent":
+            services.queues.publish_many(queue, payloads)
+        os.kill(os.getpid(), signal.SIGKILL)
+def publish(connection, *, now):
+    firings.publish_firings(connection, now=now, stream=Stream())
+with open_services(Settings.load(os.environ), log=logging.getLogger()) as services:
+    list(process_queues(dataclasses.replace(services, publish_firings=publish)))
+"""
+
+
+def killed_before_it_was_marked(world: World, environment: dict[str, str], times: int) -> None:
+    """Each time a worker dies between the commit of its firings and their mark; every other time after it
+    sent them."""
+    audience = world.add_audience()
+    rule = world.add_rule(audience, "added")
+    ids = user_ids(3 * times)
+    world.add_users(ids, fresh=True)
+    for number in range(times):
+        world.mookept(audience, ids[3 * number : 3 * number + 3], "add")
+        worker = subprocess.run(
+            [sys.executable, "-c", SUICIDE, "sent" if number % 2 else "unsent"],
+            env={"PATH": "/usr/bin:/bin"} | environment,
+            check=False,
+        )
+        assert worker.returncode == -signal.SIGKILL
+    assert world.process() == []  # the entries were taken off before
+    firings.publish_firings(world.connection, now=datetime.now(UTC), stream=world.services.queues)
+    assert sorted(world.firings()) == [(rule, one, "added") for one in ids]
+    sent = [json.loads(entry.payload) for entry in world.services.queues.peek(firings.STREAM).entries]
+    assert sorted({(one["firingId"], one["lineUserId"]) for one in sent}) == list(enumerate(ids, start=1))
+    assert len(sent) > len(ids)
+    world.assert_consistent(audience, ids)
+
+
+def test_what_fired_is_sent_though_its_worker_is_killed(world: World, environment: dict[str, str]) -> None:
+    killed_before_it_was_marked(world, environment, 2)
+
+
+@pytest.mark.heavy
+def test_what_fired_is_sent_though_its_worker_is_killed_twenty_times(
+    world: World, environment: dict[str, str]
+) -> None:
+    killed_before_it_was_marked(world, environment, 20)
 
 
 class Killed(BaseException):
