@@ -14,10 +14,9 @@ import json
 import os
 import sys
 
+import click
 import dagster as dg
 from dagster._core.storage.tags import GRPC_INFO_TAG
-
-from activity_platform.console import print_json
 
 UNDER_WAY = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)  # STARTING has its own timeout
 REASON = "Its process ended with the code server."
@@ -45,7 +44,7 @@ def main() -> int:
         lost = report_lost_runs(
             instance, host=os.environ["DAGSTER_CODE_HOST"], port=int(os.environ["DAGSTER_CODE_PORT"])
         )
-    print_json({"lost_runs": lost})
+    click.echo(json.dumps({"lost_runs": lost}))
     return 0
 
 
