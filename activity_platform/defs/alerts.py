@@ -104,14 +104,18 @@ def _as_it_is_now(context: dg.RunStatusSensorContext) -> dg.DagsterRun:
 
 
 def _errors(context: dg.RunFailureSensorContext) -> Iterator[SerializableErrorInfo]:
+    """Of the steps, and of the run itself: one that got no settings, since the database is another
+    release's, has no step that failed."""
     for event in context.get_step_failure_events():
-        error = event.step_failure_data.error
-        while error is not None:
-            yield error
-            error = error.cause
-    whole = context.failure_event.job_failure_data.error if context.failure_event.job_failure_data else None
-    if whole is not None:
-        yield whole
+        yield from _with_causes(event.step_failure_data.error)
+    whole = context.failure_event.job_failure_data
+    yield from _with_causes(whole.error if whole else None)
+
+
+def _with_causes(error: SerializableErrorInfo | None) -> Iterator[SerializableErrorInfo]:
+    while error is not None:
+        yield error
+        error = error.cause
 
 
 def _line(error: SerializableErrorInfo) -> str | None:

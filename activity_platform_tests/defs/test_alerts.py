@@ -13,7 +13,7 @@ import dagster as dg
 import pytest
 
 from activity_platform.defs import alerts
-from activity_platform.failures import TransientFailure
+from activity_platform.failures import PermanentFailure, TransientFailure
 from activity_platform.gateways import queue
 from activity_platform.settings import Settings
 
@@ -69,6 +69,21 @@ def fails_with_a_name() -> None:
 @dg.op(out=dg.Out(dg.Nothing))
 def fails_on_purpose() -> None:
     raise dg.Failure("not_authorized: the token has lapsed", allow_retries=False)
+
+
+@dg.resource
+def not_there() -> None:
+    raise PermanentFailure("the database is behind: migrate it")
+
+
+@dg.op(out=dg.Out(dg.Nothing), required_resource_keys={"not_there"})
+def never_begins() -> None:
+    """Is not reached."""
+
+
+@dg.job(resource_defs={"not_there": not_there})
+def without_a_resource() -> None:
+    never_begins()
 
 
 @dg.job
@@ -129,12 +144,13 @@ def test_a_failed_run_is_one_line_and_one_post(
 def test_only_errors_meant_for_people_are_quoted(
     instance: dg.DagsterInstance, settings: Settings, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for job in (with_a_name, on_purpose):
+    for job in (with_a_name, on_purpose, without_a_resource):
         evaluate(run(job, instance), instance, settings)
     err = [line for line in capfd.readouterr().err.splitlines() if line.startswith('{"event"')]
     assert [json.loads(line)["errors"] for line in err] == [
         ["ValueError"],
         ["not_authorized: the token has lapsed"],
+        ["the database is behind: migrate it"],
     ]
     assert SOMEBODY not in "".join(err)
 
