@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,7 +33,7 @@ class Programs:
             **environment,
             "DAGSTER_HOME": str(home),
             "DAGSTER_CODE_HOST": HOST,
-            "DAGSTER_CODE_PORT": str(free_port()),
+            "DAGSTER_CODE_PORT": str(self._code_port(home)),
             "DAGSTER_DISABLE_TELEMETRY": "yes",
             "PYTHONUNBUFFERED": "1",
         }
@@ -103,10 +105,30 @@ class Programs:
         self.ingest.launch()
         # The code server creates Dagster's tables; programs that do so at the same time fail.
         self.code.start()
+        self._report_lost_runs()
         self.webserver.launch()
         self.daemon.launch()
         for server in self.servers:
             server.wait_until_ready()
+
+    def _code_port(self, home: Path) -> int:
+        # The same from start to start: Dagster tells by it which runs were this code server's.
+        file = home / "code-port"
+        self._restarted = file.exists()
+        port = free_port(int(file.read_text()) if self._restarted else 0)
+        file.write_text(str(port))
+        return port
+
+    def _report_lost_runs(self) -> None:
+        # What a killed platform left under way would keep its schedules from starting the next run.
+        if self._restarted:
+            subprocess.run(  # noqa: S603
+                [sys.executable, "-m", "activity_platform.defs.lost_runs"],
+                env={**os.environ, **self.environment},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                check=False,
+            )
 
     def _server(self, name: str, command: list[str], *, port: int, path: str | None = None) -> Server:
         def listening(port: int) -> list[str]:
