@@ -122,7 +122,7 @@ class Programs:
     def _report_lost_runs(self) -> None:
         # What a killed platform left under way would keep its schedules from starting the next run.
         if self._restarted:
-            subprocess.run(  # noqa: S603
+            subprocess.run(
                 [sys.executable, "-m", "activity_platform.defs.lost_runs"],
                 env={**os.environ, **self.environment},
                 stdout=subprocess.DEVNULL,
