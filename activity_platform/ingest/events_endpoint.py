@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
 
 import msgspec
@@ -16,6 +17,7 @@ from activity_platform.ingest.request_body import read_json_body
 from activity_platform.ingest.writer import EventsRefused, QueueFull, Unconfirmed, Writer
 
 MAX_KEY_CHARACTERS = 128
+KEY = re.compile(f"[ -~]{{1,{MAX_KEY_CHARACTERS}}}")
 
 
 class EventsEndpoint:
@@ -55,17 +57,13 @@ class EventsEndpoint:
 
 
 def idempotency_key(request: Request) -> str | None:
-    """The client's key: at most 128 characters of UTF-8 text. Raises `Problem` (400)."""
-    values = [value for name, value in request.headers.raw if name == b"idempotency-key"]
-    if not values:
+    """The client's key: 1 to 128 printable ASCII characters. Raises `Problem` (400)."""
+    keys = request.headers.getlist("idempotency-key")
+    if not keys:
         return None
-    try:
-        [key] = [value.decode() for value in values]
-    except ValueError:  # not UTF-8, or more than one
-        key = ""
-    if not key or len(key) > MAX_KEY_CHARACTERS or "\0" in key:
+    if len(keys) > 1 or not KEY.fullmatch(keys[0]):
         raise Problem(
             HTTPStatus.BAD_REQUEST,
-            f"Idempotency-Key is not one text of 1 to {MAX_KEY_CHARACTERS} characters.",
+            f"Idempotency-Key is not one text of 1 to {MAX_KEY_CHARACTERS} printable ASCII characters.",
         )
-    return key
+    return keys[0]

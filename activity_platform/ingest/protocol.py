@@ -57,18 +57,18 @@ class PoliteProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._deaf = False  # nothing more of this connection is parsed
-        self._lingering = False
+        self.lingering = False
         self._linger_bytes = 0
         self._client_is_done = self._stopping = False
         self._set_timer(HEAD_SECONDS, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._lingering = True
+        self.lingering = True
         self._clear_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._lingering:
+        if self.lingering:
             self._throw_away(len(data))
         elif not self._deaf:
             self._unset_keepalive_if_required()
@@ -78,7 +78,7 @@ class PoliteProtocol(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more. It may still read: what it asked for in full is answered."""
         self._client_is_done = True
-        if self._lingering or not (self._in_message or self._owes_answer):
+        if self.lingering or not (self._in_message or self._owes_answer):
             self._socket.close()
         elif self._in_message:
             self._refuse(HTTPStatus.BAD_REQUEST, "The request ends before its end.")
@@ -90,7 +90,7 @@ class PoliteProtocol(HttpToolsProtocol):
         self._stopping = True
         if self._owes_answer:
             self.cycle.keep_alive = False
-        elif self._lingering:
+        elif self.lingering:
             self._socket.close()
         else:
             self.loop.call_later(STOP_GRACE_SECONDS, self._close_if_idle)
@@ -119,7 +119,7 @@ class PoliteProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self._answers.flush()
-        if self._lingering:  # the requests behind a closing answer are void (RFC 9112 section 9.6)
+        if self.lingering:  # the requests behind a closing answer are void (RFC 9112 section 9.6)
             self.server_state.total_requests += 1
             self.pipeline.clear()
         else:
@@ -152,7 +152,7 @@ class PoliteProtocol(HttpToolsProtocol):
 
     def _watch_head(self, size: int) -> None:
         """A head in parts must be complete in time and within the limit."""
-        if self._deaf or self._lingering:
+        if self._deaf or self.lingering:
             return
         self._head_bytes += size if self._in_head else 0
         if self._head_bytes > MAX_HEAD_BYTES:
@@ -199,10 +199,10 @@ class PoliteProtocol(HttpToolsProtocol):
 
     def linger(self) -> None:
         """Ends the connection behind what is written: our side now, theirs when they close or time is up."""
-        if self._lingering or self._socket.is_closing():
+        if self.lingering or self._socket.is_closing():
             self._socket.close()
             return
-        self._lingering = True
+        self.lingering = True
         self._unset_keepalive_if_required()
         if self._client_is_done:
             self._socket.close()
@@ -243,6 +243,9 @@ class _Transport:
         self._transport = transport
         self._protocol = protocol
         self._head = b""
+
+    def is_closing(self) -> bool:
+        return self._protocol.lingering or self._transport.is_closing()
 
     def write(self, data: bytes) -> None:
         if data.endswith(b"\r\n\r\n") and not data.startswith(CONTINUE):

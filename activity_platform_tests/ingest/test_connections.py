@@ -203,6 +203,15 @@ def test_a_malformed_chunk_is_answered_with_400(api: Served, user: str) -> None:
         assert is_closed(connection)
 
 
+def test_a_malformed_body_behind_an_expectation_is_answered_with_400(api: Served, user: str) -> None:
+    """No 100 is written behind the final answer."""
+    with closing(api.connect()) as connection:
+        connection.sendall(api.head(user, "Transfer-Encoding: chunked", "Expect: 100-continue") + b"zz\r\n")
+        assert_malformed(read_answer(connection))
+        assert is_closed(connection)
+    assert "Traceback" not in api.log.read_text()
+
+
 def test_garbage_behind_a_good_request_does_not_take_its_answer(api: Served, user: str) -> None:
     with closing(api.connect()) as connection:
         connection.sendall(api.request(user, body(event())) + b"\0\0garbage\r\n\r\n")
@@ -324,4 +333,4 @@ def test_clients_that_vanish_leave_nothing_behind(api: Served, user: str) -> Non
     while open_files(api) > before + 5 and time.monotonic() < deadline:
         time.sleep(0.1)
     assert open_files(api) <= before + 5
-    assert "Traceback" not in Path(api.log).read_text()
+    assert "Traceback" not in api.log.read_text()
