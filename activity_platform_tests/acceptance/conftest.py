@@ -16,6 +16,7 @@ LAG_SECONDS = "1"
 VALKEY_DATABASE = "1"  # the sensors would take what other tests put into the first
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in a hook of its own that is first, too
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One worker runs all that need the platform, which then starts once."""
     for item in items:
