@@ -35,9 +35,9 @@ def _specs(asset: str, limits: list[health.Limit]) -> list[dg.AssetCheckSpec]:
     kinds={"postgres", "redis"},
     check_specs=_specs("platform_health", OF_HEALTH),
 )
-def platform_health(
+def platform_health(  # beside checks, Dagster knows the result's type only without its parameter
     context: dg.AssetExecutionContext, settings: SettingsResource
-) -> dg.MaterializeResult:  # type: ignore[type-arg]  # beside checks, Dagster knows it only without
+) -> dg.MaterializeResult:  # type: ignore[type-arg]
     """What an operator looks at first: ages, lags, sizes, each with the limit it should keep."""
     readings = [*health.collect(settings)]
     size = sum(reading.value for reading in readings if reading.measure == "database_bytes")

@@ -1,4 +1,4 @@
-"""The stack keeps its data, belongs to one process, and stops when told, by a signal or by its parent's end."""
+"""The stack keeps its data, belongs to one process, and stops on a signal or at the end of its parent."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_it_runs_as_an_ordinary_user(tmp_path_factory: pytest.TempPathFactory) -
     directory.mkdir(mode=0o777)
     directory.chmod(0o777)
     code = (
-        "import os; os.setgid(65534); os.setgroups([]); os.setuid(65534); os.environ['HOME'] = '/nonexistent'\n"
+        "import os; os.setgid(65534); os.setgroups([]); os.setuid(65534); os.environ['HOME'] = '/nowhere'\n"
         "from pathlib import Path; from activity_platform.local.services import Stack\n"
         f"with Stack(Path({str(directory / 'stack')!r})) as stack: print('up')"
     )
