@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -14,14 +13,6 @@ from activity_platform.local.services import DATABASE, Stack
 
 LAG_SECONDS = "1"
 VALKEY_DATABASE = "1"  # the sensors would take what other tests put into the first
-
-
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in a hook of its own that is first, too
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker runs all that need the platform, which then starts once."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.xdist_group("platform"))
 
 
 @pytest.fixture(scope="package")
