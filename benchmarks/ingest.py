@@ -7,6 +7,7 @@ connections; each sends its next request when it has read the last answer. A rat
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import multiprocessing
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import cast
@@ -104,27 +106,28 @@ def _without_write() -> None:
 
 
 @contextmanager
-def _served(settings: Settings, change: Callable[[], None]) -> Iterator[int]:
-    """The app with a change, in processes of its own, warm; yields its port."""
+def _served(settings: Settings, change: Callable[[], None]) -> Iterator[Sequence[int]]:
+    """The app with a change, in processes of its own, warm; yields their ports.
+
+    Each listens for itself, so that all have the same number of connections in every variant.
+    """
     context = multiprocessing.get_context("spawn")
-    with socket.create_server((HOST, 0), backlog=2048) as listener:
-        port = int(listener.getsockname()[1])
+    with contextlib.ExitStack() as opened:
+        listeners = [
+            opened.enter_context(socket.create_server((HOST, 0), backlog=2048)) for _ in range(PROCESSES)
+        ]
         ready = context.Barrier(PROCESSES + 1)
         processes = [
             context.Process(target=_serve, args=(settings, listener, change, ready), daemon=True)
-            for _ in range(PROCESSES)
+            for listener in listeners
         ]
         for process in processes:
             process.start()
-        try:
-            ready.wait()
-            _load(settings, port, 10, Options(scale=WARM_UP))()
-            yield port
-        finally:
-            for process in processes:
-                process.terminate()
-            for process in processes:
-                process.join()
+            opened.callback(_stop, process)
+        ready.wait()
+        ports = [int(listener.getsockname()[1]) for listener in listeners]
+        _load(settings, ports, 10, Options(scale=WARM_UP))()
+        yield ports
 
 
 def _serve(settings: Settings, listener: socket.socket, change: Callable[[], None], ready: Barrier) -> None:
@@ -138,10 +141,15 @@ def _wait(ready: Barrier) -> None:
     ready.wait()
 
 
+def _stop(process: BaseProcess) -> None:
+    process.terminate()
+    process.join()
+
+
 # The load
 
 
-def _load(settings: Settings, port: int, size: int, options: Options) -> Callable[[], float]:
+def _load(settings: Settings, ports: Sequence[int], size: int, options: Options) -> Callable[[], float]:
     """A function that sends requests of `size` events for a while and returns events accepted a second."""
     requests = [_request(settings, f"user{number}", size) for number in range(USERS)]
     seconds = SECONDS * options.scale
@@ -150,19 +158,19 @@ def _load(settings: Settings, port: int, size: int, options: Options) -> Callabl
         with psycopg.connect(settings.database_url, autocommit=True) as connection:
             connection.execute("TRUNCATE activity_events")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_send(port, requests, seconds)) * size
+            return runner.run(_send(ports, requests, seconds)) * size
 
     return measure
 
 
-async def _send(port: int, requests: Sequence[bytes], seconds: float) -> float:
+async def _send(ports: Sequence[int], requests: Sequence[bytes], seconds: float) -> float:
     """Requests accepted a second."""
     loop = asyncio.get_running_loop()
     ends = loop.time() + seconds
     source = itertools.cycle(requests)
     clients = [
-        (await loop.create_connection(lambda: _Client(source, ends), HOST, port))[1]
-        for _ in range(CONNECTIONS)
+        (await loop.create_connection(lambda: _Client(source, ends), HOST, ports[number % len(ports)]))[1]
+        for number in range(CONNECTIONS)
     ]
     started = time.perf_counter()
     await asyncio.gather(*(client.ended for client in clients))
