@@ -10,17 +10,33 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import psycopg
 import pytest
 import redis
 from psycopg import sql
+from xdist.scheduler import LoadScopeScheduling
 
 from activity_platform.local.services import DATABASE, Stack
 from activity_platform.settings import Settings
 
 _numbers = itertools.count(1)
+
+#: Tests that start every program of the platform: one worker runs them, one after the other.
+PLATFORM_TESTS = ("activity_platform_tests/acceptance/", "activity_platform_tests/deploy/test_commands.py")
+
+
+class OneFileOneWorker(LoadScopeScheduling):  # type: ignore[misc]  # published without types
+    """Hands files to workers whole. (xdist's own groups, `--dist loadgroup`, do nothing on pytest 9.2.)"""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "platform" if nodeid.startswith(PLATFORM_TESTS) else nodeid.partition("::")[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneFileOneWorker:
+    return OneFileOneWorker(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

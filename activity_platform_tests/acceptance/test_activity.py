@@ -8,13 +8,10 @@ from typing import Any
 
 import httpx
 import psycopg
-import pytest
 
 from activity_platform.ingest.auth import development_token
 from activity_platform.local.programs import Programs
 from activity_platform.settings import Settings
-
-pytestmark = pytest.mark.xdist_group("platform")  # one worker starts it, once
 
 NEXT_MINUTE_SECONDS = 150  # the schedule's minute, the start of a run, on a machine that is busy with tests
 

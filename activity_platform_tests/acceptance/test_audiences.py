@@ -20,8 +20,6 @@ from activity_platform_tests.simulated_line import SimulatedLine, user_ids
 
 A, B, C, D, E = (f"U{letter * 32}" for letter in "abcde")
 
-pytestmark = pytest.mark.xdist_group("platform")  # one worker starts it, once
-
 RUNS = """
 query ($entry: String!) {
   runsOrError(filter: {tags: [{key: "entry_id", value: $entry}]}) { ... on Runs { results {

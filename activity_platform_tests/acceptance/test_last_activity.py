@@ -22,8 +22,6 @@ from activity_platform.gateways.queue import LAST_ACTIVITY, Queues
 from activity_platform.last_activity.messages import event_time
 from activity_platform.local.programs import Programs
 
-pytestmark = pytest.mark.xdist_group("platform")  # one worker starts it, once
-
 PROBES_A_SECOND = 10
 WAIT_SECONDS = 180  # a machine that is busy with tests; alone it is some ten seconds
 UNFINISHED = {"NOT_STARTED", "QUEUED", "STARTING", "STARTED", "CANCELING"}

@@ -38,8 +38,6 @@ from activity_platform_tests.deploy.composition import (
     read_composition,
 )
 
-pytestmark = pytest.mark.xdist_group("platform")  # with the other tests that start every program
-
 PORTS = {"code": "4000", "webserver": "3000", "ingest": "8000"}
 DATABASE = "compose"
 DAGSTER_DATABASE = "compose_dagster"

@@ -22,8 +22,6 @@ from activity_platform_tests.ingest.served import (
     read_answer,
 )
 
-pytestmark = pytest.mark.xdist_group("ingest-outages")
-
 
 @pytest.fixture(scope="module")
 def own_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
