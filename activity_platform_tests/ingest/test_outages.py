@@ -122,13 +122,19 @@ def test_a_database_killed_twenty_times_holds_what_was_confirmed(own_stack: Stac
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_stopped_app_answers_what_it_took(own_stack: Stack, tmp_path: Path, workers: int) -> None:
-    """Every request that reached it is answered; later ones find nobody who listens."""
+    """Every request that reached it is answered; later ones find nobody who listens.
+
+    The kernel may still have connected a client of which the app never knew. Its request left nothing.
+    """
     with Served(own_stack.environment, tmp_path, workers=workers) as api:
         load = Load(api)
         with load:
             time.sleep(1)
             assert api.stop() == 0
-        assert [told for told in load.told.values() if told.connected and told.status != 202] == []
+        unanswered = [user for user, told in load.told.items() if told.connected and told.status is None]
+        assert len(unanswered) <= 2
+        assert [api.rows(user) for user in unanswered] == [[]] * len(unanswered)
+        assert load.statuses() <= {202, None}
         load.check()
 
 
