@@ -131,6 +131,7 @@ async def fetch_profiles(
             counts = counts.plus(answers)
         await asking
     finally:
+        inquiry.stop()
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
     return replace(counts, gave_up=inquiry.gave_up, failure=inquiry.failure)
@@ -177,6 +178,7 @@ class _Inquiry:
         self._workers = max(1, min(policy.workers, self._enough))
         self._ready = asyncio.Event()
         self._ended = False
+        self._stopped = False
 
     async def run(self) -> None:
         """Returns when every id has ended. Raises the first failure that concerns more than one id."""
@@ -208,9 +210,18 @@ class _Inquiry:
         for _ in range(number):
             self._room.release()
 
+    def stop(self) -> None:
+        """Lets the workers end at their next step. Cancelling alone is not enough: a library beneath that
+        takes a cancellation for a failure of its own would leave its worker waiting for room for ever."""
+        self._stopped = True
+        for _ in range(self._workers):
+            self._room.release()
+
     async def _work(self) -> None:
         for user_id in self._user_ids:
             await self._room.acquire()
+            if self._stopped:
+                return
             outcome = user_id if self.gave_up else await self._resolve(user_id)
             self._answers.append(outcome)
             if len(self._answers) >= self._enough:

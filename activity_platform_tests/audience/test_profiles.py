@@ -14,10 +14,23 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from activity_platform.audience.profiles import Answers, FetchCounts, FetchPolicy, fetch_profiles
+from activity_platform.audience.profiles import (
+    Answers,
+    FetchCounts,
+    FetchPolicy,
+    ProfileFetcher,
+    fetch_profiles,
+)
 from activity_platform.failures import PermanentFailure, TransientFailure
 from activity_platform.gateways.known_missing import KnownMissing
-from activity_platform.gateways.line_api import LineApi, MonthlyLimit, Profile, Unauthorized
+from activity_platform.gateways.line_api import (
+    LineApi,
+    MonthlyLimit,
+    NotFound,
+    Profile,
+    Unauthorized,
+    Unavailable,
+)
 from activity_platform.gateways.rate_limit import ChannelPermits
 from activity_platform.local.server import free_port
 from activity_platform.local.services import Stack
@@ -55,12 +68,13 @@ class Fetch:
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         keep: Callable[[Answers], Awaitable[None]] | None = None,
+        line: ProfileFetcher | None = None,
     ) -> FetchCounts:
         async def run() -> FetchCounts:
             async with LineApi(self.line.base_url, TOKEN) as api, Redis.from_url(self.redis_url) as redis:
                 return await fetch_profiles(
                     ids,
-                    line=api,
+                    line=line or api,
                     permits=ChannelPermits(redis, "1", 2000, pause_seconds=self.pause),
                     missing=KnownMissing(redis, 1, self.hours),
                     keep=keep or self.keep,
@@ -264,6 +278,26 @@ def test_a_failing_caller_ends_the_asking_and_loses_at_most_a_chunk(
     time.sleep(0.3)
     assert line.log()["requests"] == asked
     assert len(fetch.found) < asked <= len(fetch.found) + policy.chunk
+
+
+def test_a_swallowed_cancellation_does_not_keep_the_asking_from_ending(
+    line: SimulatedLine, fetch: Fetch
+) -> None:
+    class Swallows:
+        """Takes a cancellation for a failure of its own, as a transport may."""
+
+        async def get_profile(self, user_id: str) -> Profile | NotFound:
+            try:
+                await asyncio.sleep(0.05)
+            except asyncio.CancelledError as error:
+                raise Unavailable("no answer from LINE (CancelledError)") from error
+            return NotFound(user_id, 404, None)
+
+    async def keep(_: Answers) -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        fetch(user_ids(200), FetchPolicy(workers=20, chunk=40, first_wait=0.01), keep=keep, line=Swallows())
 
 
 def test_answers_are_handed_on_every_so_often_even_if_they_are_few(line: SimulatedLine, fetch: Fetch) -> None:

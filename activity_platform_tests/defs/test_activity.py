@@ -89,7 +89,7 @@ def test_the_log_is_observed(definitions: dg.Definitions) -> None:
     assert observation.metadata["partitions"].value == 1
 
 
-@pytest.mark.parametrize("status", [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTED])
+@pytest.mark.parametrize("status", [dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.STARTED])
 def test_a_schedule_skips_while_a_run_is_unfinished(
     definitions: dg.Definitions, status: dg.DagsterRunStatus
 ) -> None:
