@@ -1,4 +1,4 @@
-"""The schema comes up from empty, twice, and by several at once."""
+"""The schema comes up from empty, by several at once, and beside the rows of the release before."""
 
 from __future__ import annotations
 
@@ -40,6 +40,43 @@ def test_several_at_once_bring_an_empty_database_to_the_head(empty_database_url:
     assert ended == [migrations.head_revision()] * 4
     with psycopg.connect(empty_database_url) as connection:
         assert connection.execute("SELECT name, watermark FROM activity_rollup_state").fetchall()
+
+
+def test_erasures_come_to_a_database_in_use_without_touching_its_rows(empty_database_url: str) -> None:
+    migrations.upgrade(empty_database_url, "0004")
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO activity_events (user_id, verb, object_type, object_id) VALUES ('a', 'tap', 'user', 'b')"
+        )
+        connection.execute("INSERT INTO line_oa (organization_id, hash) VALUES (1, 'h')")
+        before = _rows(connection)
+        with connection.transaction():  # as a process at work holds it
+            connection.execute("LOCK TABLE activity_events, line_user, audience IN ROW EXCLUSIVE MODE")
+            assert migrations.upgrade(empty_database_url) == migrations.head_revision()
+        assert {table: rows for table, rows in _rows(connection).items() if table in before} == before
+        assert connection.execute("SELECT count(*) FROM erasure").fetchone() == (0,)
+
+
+def _rows(connection: psycopg.Connection) -> dict[str, list[tuple[object, ...]]]:
+    tables = connection.execute(
+        "SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename <> 'alembic_version'"
+    ).fetchall()
+    return {
+        name: connection.execute(
+            psycopg.sql.SQL("SELECT to_jsonb(t) FROM {} AS t ORDER BY 1").format(psycopg.sql.Identifier(name))
+        ).fetchall()
+        for (name,) in tables
+    }
+
+
+def test_a_finished_erasure_names_no_one(connection: psycopg.Connection) -> None:
+    connection.execute("INSERT INTO erasure (kind, subject) VALUES ('user', 'ann')")
+    with pytest.raises(psycopg.errors.CheckViolation):
+        connection.execute("UPDATE erasure SET finished_at = now()")
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        connection.execute("INSERT INTO erasure (kind, subject) VALUES ('user', 'ann')")
+    connection.execute("UPDATE erasure SET finished_at = now(), subject = NULL")
+    connection.execute("INSERT INTO erasure (kind, subject) VALUES ('user', 'ann')")
 
 
 def test_a_database_of_a_newer_release_is_refused(database_url: str, connection: psycopg.Connection) -> None:
