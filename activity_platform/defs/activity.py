@@ -8,6 +8,7 @@ import psycopg
 from activity_platform.activity import checks, log_size, rollup
 from activity_platform.activity.maintenance import maintain_log
 from activity_platform.defs.jobs import JobClass, every, job_tags
+from activity_platform.defs.pages import asset_check
 from activity_platform.defs.resources import SettingsResource
 from activity_platform.gateways import postgres
 from activity_platform.settings import Settings
@@ -53,7 +54,7 @@ def interaction_edges(settings: SettingsResource) -> dg.MaterializeResult[None]:
     )
 
 
-@dg.asset_check(asset=interaction_edges)
+@asset_check(asset=interaction_edges)
 def edges_keep_up(settings: SettingsResource) -> dg.AssetCheckResult:
     """The watermark is at most five minutes behind the clock, and not ahead of it."""
     with _connection(settings) as connection:
@@ -61,7 +62,7 @@ def edges_keep_up(settings: SettingsResource) -> dg.AssetCheckResult:
     return dg.AssetCheckResult(passed=lag.passed, metadata={"lag_seconds": lag.seconds})
 
 
-@dg.asset_check(asset=interaction_edges)
+@asset_check(asset=interaction_edges)
 def edges_hold_every_event(settings: SettingsResource) -> dg.AssetCheckResult:
     """Log, fold and edges agree on the events of the last minutes."""
     with _connection(settings) as connection:
@@ -79,7 +80,7 @@ def edges_hold_every_event(settings: SettingsResource) -> dg.AssetCheckResult:
     )
 
 
-@dg.asset_check(asset=interaction_edges)
+@asset_check(asset=interaction_edges)
 def no_event_came_late(settings: SettingsResource) -> dg.AssetCheckResult:
     """No event of the last hour is stamped where the fold had already been; such an event is in no edge."""
     with _connection(settings) as connection:
@@ -110,7 +111,7 @@ def activity_event_partitions(
     )
 
 
-@dg.asset_check(asset=activity_event_partitions)
+@asset_check(asset=activity_event_partitions)
 def months_are_in_place(settings: SettingsResource) -> dg.AssetCheckResult:
     """Coming months have their partition, DEFAULT is empty, and nothing is a day overdue for dropping."""
     with _connection(settings) as connection:

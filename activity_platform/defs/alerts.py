@@ -15,6 +15,7 @@ import httpx
 from dagster_shared.error import SerializableErrorInfo
 
 from activity_platform import failures
+from activity_platform.defs import pages
 from activity_platform.defs.resources import SettingsResource
 from activity_platform.gateways import queue
 from activity_platform.settings import Settings
@@ -73,7 +74,9 @@ def is_final(run: dg.DagsterRun, settings: Settings) -> bool:
 @dg.run_failure_sensor(
     minimum_interval_seconds=SECONDS,
     default_status=dg.DefaultSensorStatus.RUNNING,
-    description="Tells of runs that failed for good, on standard error and to ALERT_WEBHOOK_URL.",
+    description=pages.starter(
+        "Tells of runs that failed for good, on standard error and to ALERT_WEBHOOK_URL.", "failed_run_sensor"
+    ),
 )
 def failed_run_sensor(context: dg.RunFailureSensorContext, settings: SettingsResource) -> None:
     run = _as_it_is_now(context)
@@ -85,7 +88,9 @@ def failed_run_sensor(context: dg.RunFailureSensorContext, settings: SettingsRes
     run_status=dg.DagsterRunStatus.CANCELED,
     minimum_interval_seconds=SECONDS,
     default_status=dg.DefaultSensorStatus.RUNNING,
-    description="Tells of runs that somebody cancelled, whom the failure sensor doesn't see.",
+    description=pages.starter(
+        "Tells of runs that somebody cancelled, whom the failure sensor doesn't see.", "canceled_run_sensor"
+    ),
 )
 def canceled_run_sensor(context: dg.RunStatusSensorContext, settings: SettingsResource) -> None:
     run = _as_it_is_now(context)

@@ -18,7 +18,7 @@ from activity_platform.audience.integration import open_services
 from activity_platform.audience.lock import AudienceBusy
 from activity_platform.audience.order import Candidate, due, read_heads
 from activity_platform.audience.services import ImportRef, Services
-from activity_platform.defs import audience_upkeep
+from activity_platform.defs import audience_upkeep, pages
 from activity_platform.defs.audience_assets import audience_imports, audience_members, show
 from activity_platform.defs.audience_upkeep import sweep_audience_queues_job
 from activity_platform.defs.jobs import UNFINISHED, JobClass, is_under_way, job_tags
@@ -162,9 +162,10 @@ audience_queue_sensor = _QuietSensor(
     jobs=[*JOBS.values(), sweep_audience_queues_job],
     minimum_interval_seconds=SENSOR_SECONDS,
     default_status=dg.DefaultSensorStatus.RUNNING,
-    description=(
+    description=pages.starter(
         "Asks, for each audience, for a run of its oldest unfinished message over the four queues, once it is"
-        " due. It takes nothing itself."
+        " due. It takes nothing itself.",
+        "audience_queue_sensor",
     ),
 )
 

@@ -10,8 +10,10 @@ from activity_platform.audience import firings, overview, triggers, worker
 from activity_platform.audience.messages import AUDIENCE_QUEUES
 from activity_platform.audience.order import read_heads
 from activity_platform.audience.services import Services
+from activity_platform.defs import pages
 from activity_platform.defs.audience_assets import GROUP, audience_imports, audience_members
 from activity_platform.defs.jobs import JobClass, every, is_under_way, job_tags
+from activity_platform.defs.pages import asset_check
 from activity_platform.defs.resources import SettingsResource
 from activity_platform.gateways import postgres, queue
 from activity_platform.settings import Settings
@@ -51,7 +53,10 @@ def end_silent_audience_runs_job() -> None:
     cron_schedule="* * * * *",
     execution_timezone="UTC",
     default_status=dg.DefaultScheduleStatus.RUNNING,
-    description="Looks once a minute for audience runs whose worker is dead, and has them reported failed.",
+    description=pages.starter(
+        "Looks once a minute for audience runs whose worker is dead, and has them reported failed.",
+        "silent_audience_runs_schedule",
+    ),
 )
 def silent_audience_runs_schedule(
     context: dg.ScheduleEvaluationContext, settings: SettingsResource
@@ -121,7 +126,10 @@ trigger_firings_job = dg.define_asset_job(
     cron_schedule="* * * * *",
     execution_timezone="UTC",
     default_status=dg.DefaultScheduleStatus.RUNNING,
-    description="Sends firings that a run left unsent, once a minute if there are any; else once an hour.",
+    description=pages.starter(
+        "Sends firings that a run left unsent, once a minute if there are any; else once an hour.",
+        "trigger_firings_schedule",
+    ),
 )
 def trigger_firings_schedule(
     context: dg.ScheduleEvaluationContext, settings: SettingsResource
@@ -135,7 +143,7 @@ def trigger_firings_schedule(
     return dg.SkipReason("every firing is sent")
 
 
-@dg.asset_check(asset=audience_members.key)
+@asset_check(asset=audience_members.key)
 def members_are_as_told(settings: SettingsResource) -> dg.AssetCheckResult:
     """`info.members` is the number of members, in the audiences of the newest imports."""
     with _connection(settings) as connection:
@@ -146,7 +154,7 @@ def members_are_as_told(settings: SettingsResource) -> dg.AssetCheckResult:
     )
 
 
-@dg.asset_check(asset=audience_imports.key)
+@asset_check(asset=audience_imports.key)
 def no_dead_letters(settings: SettingsResource) -> dg.AssetCheckResult:
     """No message on audiences waits for people to look at it (`activity-platform queue dead`)."""
     with closing(queue.connect(settings.redis_url)) as client:

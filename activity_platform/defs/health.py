@@ -10,6 +10,7 @@ from pydantic import Field
 
 from activity_platform import health
 from activity_platform.audience.attempts import forget_attempts
+from activity_platform.defs import pages
 from activity_platform.defs.jobs import JobClass, every, job_tags
 from activity_platform.defs.resources import SettingsResource
 from activity_platform.failures import UsageError
@@ -25,7 +26,11 @@ OF_HEALTH = [limit for limit in health.LIMITS if limit.name != "dead_letters"]
 
 def _specs(asset: str, limits: list[health.Limit]) -> list[dg.AssetCheckSpec]:
     return [
-        dg.AssetCheckSpec(limit.name, asset=asset, description=f"{limit.about} If not: {limit.cure}.")
+        dg.AssetCheckSpec(
+            limit.name,
+            asset=asset,
+            description=pages.check(f"{limit.about} If not: {limit.cure}.", limit.name),
+        )
         for limit in limits
     ]
 

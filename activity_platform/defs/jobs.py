@@ -4,6 +4,8 @@ from enum import StrEnum
 
 import dagster as dg
 
+from activity_platform.defs import pages
+
 SHORT_RUN_SECONDS = 15 * 60
 
 
@@ -56,13 +58,15 @@ def is_under_way(instance: dg.DagsterInstance, job_name: str) -> bool:
 def every(cron: str, job_name: str, description: str) -> dg.ScheduleDefinition:
     """A schedule of the job, in UTC, that skips a tick while a run of it is unfinished."""
 
+    name = job_name.removesuffix("_job") + "_schedule"
+
     @dg.schedule(
-        name=job_name.removesuffix("_job") + "_schedule",
+        name=name,
         job_name=job_name,
         cron_schedule=cron,
         execution_timezone="UTC",
         default_status=dg.DefaultScheduleStatus.RUNNING,
-        description=description,
+        description=pages.starter(description, name),
     )
     def schedule(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         if is_under_way(context.instance, job_name):

@@ -6,7 +6,9 @@ from contextlib import closing
 
 import dagster as dg
 
+from activity_platform.defs import pages
 from activity_platform.defs.jobs import JobClass, is_under_way, job_tags
+from activity_platform.defs.pages import asset_check
 from activity_platform.defs.resources import SettingsResource
 from activity_platform.gateways.queue import LAST_ACTIVITY, Queues, connect
 from activity_platform.last_activity.drain import DrainResult, drain
@@ -40,7 +42,7 @@ def line_user_last_activity(
     )
 
 
-@dg.asset_check(asset=line_user_last_activity)
+@asset_check(asset=line_user_last_activity)
 def redis_never_evicts(settings: SettingsResource) -> dg.AssetCheckResult:
     """Under any other maxmemory-policy than noeviction, a full Redis drops messages unseen."""
     with closing(connect(settings.redis_url)) as client:
@@ -60,7 +62,10 @@ line_user_last_activity_job = dg.define_asset_job(
     job=line_user_last_activity_job,
     minimum_interval_seconds=SENSOR_SECONDS,
     default_status=dg.DefaultSensorStatus.RUNNING,
-    description="Asks for a drain when messages wait and no drain is under way. It takes nothing itself.",
+    description=pages.starter(
+        "Asks for a drain when messages wait and no drain is under way. It takes nothing itself.",
+        "line_user_last_activity_sensor",
+    ),
 )
 def line_user_last_activity_sensor(
     context: dg.SensorEvaluationContext, settings: SettingsResource
