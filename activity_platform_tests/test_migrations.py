@@ -46,7 +46,8 @@ def test_erasures_come_to_a_database_in_use_without_touching_its_rows(empty_data
     migrations.upgrade(empty_database_url, "0004")
     with psycopg.connect(empty_database_url, autocommit=True) as connection:
         connection.execute(
-            "INSERT INTO activity_events (user_id, verb, object_type, object_id) VALUES ('a', 'tap', 'user', 'b')"
+            "INSERT INTO activity_events (user_id, verb, object_type, object_id)"
+            " VALUES ('a', 'tap', 'user', 'b')"
         )
         connection.execute("INSERT INTO line_oa (organization_id, hash) VALUES (1, 'h')")
         before = _rows(connection)

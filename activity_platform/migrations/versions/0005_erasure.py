@@ -1,10 +1,10 @@
 """Requests to forget somebody, and the record that it was done.
 
-While a row is pending (`finished_at` null) it names whom: a user of the activity log (`user`, `subject` is the
-user's id), a user of an official account (`line_user`, `line_oa_id` and the LINE id in `subject`) or a whole
-account (`line_oa`, `line_oa_id`). It is committed before anything is deleted, so that whoever copies data
-elsewhere can leave those people out, and look again once the copy is there. When nothing is left the names are
-cleared in the transaction that sets `finished_at`: what stays says what was done, when, and how much.
+While a row is pending (`finished_at` null) it names whom: a user of the activity log (`user`, `subject` is
+the user's id), a user of an official account (`line_user`, `line_oa_id` and the LINE id in `subject`) or a
+whole account (`line_oa`, `line_oa_id`). It is committed before anything is deleted, so that whoever copies
+data elsewhere can leave those people out, and look again once the copy is there. When nothing is left, the
+names are cleared in the statement that sets `finished_at`: what stays says what was done, when, how much.
 
 `subject` is compared with ids of the log, so it has their collation.
 """
