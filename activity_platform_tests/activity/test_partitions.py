@@ -160,41 +160,6 @@ def test_ingest_goes_on_while_a_full_default_is_moved(  # S12
     assert max(took) < 1
 
 
-def test_a_held_reader_delays_the_drop_and_not_ingest(  # S13
-    database_url: str, connection: psycopg.Connection
-) -> None:
-    held_for(database_url, connection, seconds=2)
-
-
-@pytest.mark.heavy
-def test_a_reader_of_a_minute_delays_the_drop_and_not_ingest(  # S13
-    database_url: str, connection: psycopg.Connection
-) -> None:
-    held_for(database_url, connection, seconds=60)
-
-
-def held_for(database_url: str, connection: psycopg.Connection, *, seconds: float) -> None:
-    maintain(database_url, now=NOW - timedelta(days=90))
-    maintain(database_url, now=None)
-    set_watermark(connection, "clock_timestamp()")
-    reader = psycopg.connect(database_url)
-    reader.execute("SELECT count(*) FROM activity_events")
-    with ingest(database_url) as took, ThreadPoolExecutor(1) as pool:
-        tried = maintain(database_url, now=None, patience_seconds=seconds / 2)
-        patient = pool.submit(maintain, database_url, now=None, patience_seconds=seconds * 5 + 10)
-        time.sleep(seconds / 2)
-        assert not patient.done()
-        reader.close()
-        done = patient.result()
-        time.sleep(0.2)
-
-    assert (tried.skipped, tried.failed, tried.dropped) == (2, 0, 0)
-    assert all("is in use" in step.reason for step in tried.steps if step.timed_out)
-    assert (done.dropped, done.skipped, done.failed) == (2, 0, 0)
-    assert len(took) > seconds * 10
-    assert max(took) < 1
-
-
 def test_a_month_is_dropped_once_it_is_old_and_folded(
     database_url: str, connection: psycopg.Connection
 ) -> None:
