@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
 from boto3.exceptions import Boto3Error
+from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
 from activity_platform.failures import PermanentFailure, TransientFailure
@@ -23,6 +24,7 @@ CONNECT_TIMEOUT_SECONDS = 5
 READ_TIMEOUT_SECONDS = 30
 ATTEMPTS = 4  # of one request; botocore waits up to some seconds between them
 PIECE_BYTES = 1024 * 1024
+PARTS_AT_ONCE = 2  # of an upload; each is held in memory, 8 MiB
 
 _MISSING = ("NoSuchKey", "NoSuchBucket", "NoSuchVersion", "404", "NotFound")
 
@@ -120,7 +122,39 @@ class ObjectStore:
                 location.bucket,
                 location.key,
                 ExtraArgs={"ContentType": content_type, "Metadata": metadata},
+                Config=TransferConfig(max_concurrency=PARTS_AT_ONCE),
             )
+
+    def get_file(self, path: str, file: IO[bytes]) -> None:
+        """Writes the object to the file, piece by piece. Raises `ObjectMissing`."""
+        location = self.locate(path)
+        with _failures_named():
+            answer = self._client.get_object(Bucket=location.bucket, Key=location.key)
+            with closing(answer["Body"]) as body:
+                for piece in body.iter_chunks(PIECE_BYTES):
+                    file.write(piece)
+
+    def copy(self, source: str, target: str, *, content_type: str, metadata: dict[str, str]) -> None:
+        """Copies an object of any size within the storage; the target appears whole."""
+        origin, location = self.locate(source), self.locate(target)
+        with _failures_named():
+            self._client.copy(
+                {"Bucket": origin.bucket, "Key": origin.key},
+                location.bucket,
+                location.key,
+                ExtraArgs={"ContentType": content_type, "Metadata": metadata, "MetadataDirective": "REPLACE"},
+            )
+
+    def list_folders(self, prefix: str) -> Iterator[str]:
+        """What stands in the keys of objects between `prefix` and the next slash, each once, in order."""
+        location = self.locate(prefix)
+        with _failures_named():
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=location.bucket, Prefix=location.key, Delimiter="/"
+            )
+            for page in pages:
+                for folder in page.get("CommonPrefixes", ()):
+                    yield folder["Prefix"].removeprefix(location.key).rstrip("/")
 
     def find_metadata(self, path: str) -> dict[str, str] | None:
         """What its writer noted on the object; None when there is no such object."""

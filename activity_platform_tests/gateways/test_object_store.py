@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import secrets
 import socket
 import threading
@@ -53,6 +54,23 @@ def test_a_write_replaces_the_object(store: ObjectStore, folder: str) -> None:
     for data in (b"first, and longer", b"second"):
         store.put(f"{folder}/x", data, content_type="text/csv")
     assert store.get(f"{folder}/x", most_bytes=LARGE) == b"second"
+
+
+def test_a_copy_has_its_own_notes(store: ObjectStore, folder: str) -> None:
+    store.put_file(f"{folder}/a +1", io.BytesIO(b"x" * 9_000_000), content_type="a/b", metadata={"rows": "1"})
+    store.copy(f"{folder}/a +1", f"{folder}/b", content_type="a/b", metadata={"rows": "2"})
+    copy = io.BytesIO()
+    store.get_file(f"{folder}/b", copy)
+    assert copy.getvalue() == b"x" * 9_000_000
+    assert store.find_metadata(f"{folder}/b") == {"rows": "2"}
+    with pytest.raises(ObjectMissing):
+        store.get_file(f"{folder}/c", copy)
+
+
+def test_folders_are_listed_once_each(store: ObjectStore, folder: str) -> None:
+    for name in ("dt=2/a", "dt=1/a", "dt=1/b", "dt=x", "other/a"):
+        store.put(f"{folder}/{name}", b"", content_type="text/plain")
+    assert list(store.list_folders(f"{folder}/dt=")) == ["1", "2"]
 
 
 def test_a_deleted_object_is_missing_and_may_be_deleted_again(store: ObjectStore, folder: str) -> None:

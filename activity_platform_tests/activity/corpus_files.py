@@ -1,0 +1,20 @@
+"""A bucket of the test's own, for files whose keys are always the same."""
+
+from __future__ import annotations
+
+import secrets
+
+import pytest
+
+from activity_platform.gateways.object_store import ObjectStore, s3_client
+
+
+def bucket_of_its_own(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    """An empty bucket, which `environment` then names."""
+    for name, value in environment.items():
+        if name.startswith("AWS_"):
+            monkeypatch.setenv(name, value)
+    client = s3_client(environment["S3_ENDPOINT_URL"])
+    environment["S3_BUCKET"] = f"corpus-{secrets.token_hex(6)}"
+    client.create_bucket(Bucket=environment["S3_BUCKET"])
+    return ObjectStore(client, environment["S3_BUCKET"])
