@@ -1,20 +1,28 @@
 """`python -m benchmarks [SUITE…]`: measures the suites and prints one JSON line a comparison.
 
-Progress goes to standard error. The exit status is 1 when a suite's target is missed, 2 for wrong use.
+The first line tells of the machine. Progress, and a table at each suite's end, go to standard error. A suite
+that fails doesn't keep the others from being measured. The exit status is 1 when one failed or missed a
+ratio, 2 for wrong use.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import pkgutil
 import sys
+import time
+import traceback
 from collections.abc import Sequence
+from typing import Any
 
 import benchmarks
-from benchmarks.harness import Options, print_line
+from benchmarks.harness import Options, say
+from benchmarks.machine import machine
+from benchmarks.tables import show
 
-NOT_SUITES = {"__main__", "harness"}
+NOT_SUITES = {"harness", "machine", "report", "tables"}
 
 
 def suites() -> list[str]:
@@ -34,12 +42,30 @@ def main(arguments: Sequence[str]) -> int:
     if unknown := set(chosen.suites) - {"all", *suites()}:
         parser.error(f"no suite named {', '.join(sorted(unknown))}: choose from {', '.join(suites())}")
     options = Options(rounds=chosen.rounds, scale=chosen.scale)
-    all_met = True
-    for name in suites() if "all" in chosen.suites else chosen.suites:
+    _print({"machine": machine(), "rounds": options.rounds, "scale": options.scale})
+    names = suites() if "all" in chosen.suites else chosen.suites
+    well = [_measured(name, options) for name in names]
+    return 0 if all(well) else 1
+
+
+def _measured(name: str, options: Options) -> bool:
+    """Measures one suite and prints what it found; False when it failed or missed a ratio."""
+    found, well, started = [], True, time.monotonic()
+    try:
         for comparison in importlib.import_module(f"benchmarks.{name}").run(options):
-            print_line(comparison)
-            all_met = all_met and comparison.all_met
-    return 0 if all_met else 1
+            _print(comparison.as_json())
+            found.append(comparison.as_json())
+            well = well and comparison.all_met
+    except Exception:
+        traceback.print_exc()
+        well = False
+    show(found)
+    say(f"{name}: {time.monotonic() - started:.0f} s")
+    return well
+
+
+def _print(line: dict[str, Any]) -> None:
+    print(json.dumps(line, ensure_ascii=False), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 Both find their messages queued, of the same 50,000 users, and share the machine with PostgreSQL and Valkey.
 Half of the users have a cached copy, which only the drain keeps up to date. Celery's start is not counted:
-its rate is that of the messages after the first tenth.
+its rate is that of the messages after the first tenth. The limit is the stream alone: reading its pages and
+deleting them. The second case drains messages of another account, which has ten times the users.
 """
 
 from __future__ import annotations
@@ -25,56 +26,73 @@ from activity_platform.gateways.queue import LAST_ACTIVITY, Queues
 from activity_platform.last_activity.drain import drain
 from activity_platform.settings import Settings
 from benchmarks._celery_worker import app, update_last_activity
-from benchmarks.harness import Comparison, Options, Target, compare, stack
+from benchmarks.harness import Comparison, Options, base, compare, limit, peer, stack
 
 MESSAGES = 100_000
-CELERY_MESSAGES = 5_000
+CELERY_MESSAGES = 3_000
 USERS = 50_000
+TIMES = 10
+PAGE = 1_000  # as the drain reads them
+MESSAGES_A_SECOND = 15_000
 CELERY_SECONDS = 300
 CELERY_QUEUE = "celery"
 CELERY_PROCESSES = 2  # measured on two cores: more are not faster
 
-DRAIN, CELERY = "drain", "Celery, a row a message"
+DRAIN, CELERY, STREAM = "drain", "Celery, a row a message", "reading and deleting pages"
 
 ADD_USERS = """
     INSERT INTO line_user (organization_id, line_oa_id, line_user_id, display_name, picture_url)
-    SELECT 1, 1, 'U' || md5(n::text), 'Somebody ' || n, 'https://profile.line-scdn.net/' || md5(n::text)
-    FROM generate_series(1, %s) AS n
+    SELECT 1, %s, 'U' || md5(n::text), 'Somebody ' || n, 'https://profile.line-scdn.net/' || md5(n::text)
+    FROM generate_series(%s::int, %s::int) AS n
     RETURNING id, line_user_id
 """
 
 
 def run(options: Options) -> Iterator[Comparison]:
-    """Messages a second, drained and worked off by Celery."""
+    """Messages a second: drained, worked off by Celery, only read; and drained among more users."""
+    users = options.size(USERS)
     with stack() as running:
         settings = Settings.load(running.environment)
-        traffic = Traffic(settings, options)
+        few = Traffic(settings, options, line_oa_id=1, users=range(1, users + 1))
         yield compare(
             "drain",
-            f"messages of {options.size(USERS):,} users",
+            f"messages of {users:,} users",
             "messages/s",
-            {DRAIN: traffic.drained, CELERY: traffic.worked_off},
+            {DRAIN: few.drained, CELERY: few.worked_off, STREAM: few.only_read},
             options,
-            [Target(DRAIN, CELERY, at_least=10)],
+            [peer(CELERY, 10), limit(STREAM)],
+            aim=MESSAGES_A_SECOND,
         )
-        traffic.close()
+        many = Traffic(settings, options, line_oa_id=2, users=range(users + 1, (TIMES + 1) * users + 1))
+        less, more = f"drain, {users:,} users", f"drain, {TIMES * users:,} users"
+        yield compare(
+            "drain",
+            f"{TIMES} times the users",
+            "messages/s",
+            {more: many.drained, less: few.drained},
+            options,
+            [base(less, 0.67)],
+        )
+        few.close()
+        many.close()
 
 
 class Traffic:
-    """The users, and messages of random ones."""
+    """The users of one account, and messages of random ones."""
 
-    def __init__(self, settings: Settings, options: Options) -> None:
+    def __init__(self, settings: Settings, options: Options, *, line_oa_id: int, users: range) -> None:
         self._settings = settings
+        self._line_oa_id = line_oa_id
         self._options = options
         self._chance = random.Random(5)
         self._client = queue_module.connect(settings.redis_url)
         with psycopg.connect(settings.database_url, autocommit=True) as connection:
-            users = connection.execute(ADD_USERS, [options.size(USERS)]).fetchall()
+            rows = connection.execute(ADD_USERS, [line_oa_id, users[0], users[-1]]).fetchall()
             connection.execute("VACUUM ANALYZE line_user")
-        self._people = [line_user_id for _, line_user_id in users]
+        self._people = [line_user_id for _, line_user_id in rows]
         with self._client.pipeline(transaction=False) as pipeline:
-            for row_id, line_user_id in users[::2]:
-                copy = {"id": row_id, "lineOaId": 1, "organizationId": 1, "lineUserId": line_user_id}
+            for row_id, line_user_id in rows[::2]:
+                copy = {"id": row_id, "lineOaId": line_oa_id, "organizationId": 1, "lineUserId": line_user_id}
                 pipeline.set(f"LINE_USER:{line_user_id}", json.dumps(copy), ex=86_400)
             pipeline.execute()
 
@@ -82,13 +100,25 @@ class Traffic:
         self._client.close()
 
     def drained(self) -> float:
-        count = self._options.size(MESSAGES)
-        queues = Queues(self._client)
-        queues.publish_many(LAST_ACTIVITY, (json.dumps(message) for message in self._messages(count)))
-        result = drain(self._settings.database_url, queues)
+        count = self._queue()
+        result = drain(self._settings.database_url, Queues(self._client))
         if result.updated != count:
             raise RuntimeError(f"{count} messages were queued, {result.updated} updated a row")
         return result.messages_per_second
+
+    def only_read(self) -> float:
+        count = self._queue()
+        queues = Queues(self._client)
+        started = time.perf_counter()
+        while entries := queues.peek(LAST_ACTIVITY, count=PAGE).entries:
+            queues.finish(LAST_ACTIVITY, [entry.entry_id for entry in entries])
+        return count / (time.perf_counter() - started)
+
+    def _queue(self) -> int:
+        count = self._options.size(MESSAGES)
+        messages = (json.dumps(message) for message in self._messages(count))
+        Queues(self._client).publish_many(LAST_ACTIVITY, messages)
+        return count
 
     def worked_off(self) -> float:
         count = self._options.size(CELERY_MESSAGES)
@@ -144,7 +174,7 @@ class Traffic:
         for _ in range(count):
             yield {
                 "lineUserId": self._chance.choice(self._people),
-                "lineOaId": 1,
+                "lineOaId": self._line_oa_id,
                 "organizationId": 1,
                 "activityType": "message",
                 "activityStatus": "active",

@@ -5,7 +5,7 @@ A suite is a module `benchmarks/<suite>.py` with one function:
     def run(options: Options) -> Iterator[Comparison]
 
 It yields each comparison as soon as it is measured, usually through `compare`. `python -m benchmarks SUITE…`
-finds the module by its name, prints what it yields, and ends with status 1 if a target is missed.
+finds the module by its name, prints what it yields, and ends with status 1 if a ratio is missed.
 
 Speeds of one machine say little about another's. What a suite promises is therefore a ratio of two variants
 that were measured in turns, in one run, on the same machine.
@@ -13,7 +13,6 @@ that were measured in turns, in one run, on the same machine.
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import tempfile
@@ -21,16 +20,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from activity_platform.local.services import Stack
+
+Role = Literal["figure", "peer", "limit", "base"]
 
 
 @dataclass(frozen=True)
 class Options:
     """How much to measure. `scale` multiplies the sizes that a suite works on; 1 is the full form."""
 
-    rounds: int = 5
+    rounds: int = 3
     scale: float = 1.0
 
     def size(self, full: int) -> int:
@@ -39,60 +40,94 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Target:
-    """The median of `variant` should be at least `at_least` times the median of `baseline`.
+class Beside:
+    """A variant that the figure is measured beside; it should be `at_least` times as fast, if that is given.
 
-    `at_least=None` reports the ratio without judging it.
+    `peer`: what people would use instead; `limit`: what the machine, or a part of the work alone, comes to at
+    best; `base`: the same work on less data.
     """
 
-    variant: str
-    baseline: str
+    name: str
+    role: Role
     at_least: float | None = None
+
+
+def peer(name: str, at_least: float | None = None) -> Beside:
+    return Beside(name, "peer", at_least)
+
+
+def limit(name: str, at_least: float | None = None) -> Beside:
+    return Beside(name, "limit", at_least)
+
+
+def base(name: str, at_least: float | None = None) -> Beside:
+    return Beside(name, "base", at_least)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What one comparison measured. `samples` are rates (higher is better), a list a variant, in `unit`."""
+    """What one comparison measured: `samples`, in `unit`, of the `figure` and of each variant `beside` it.
+
+    Samples are rates unless `less_is_better` (times, bytes). `aim` is what the figure itself should come to
+    on two cores; it is shown and not judged, since another machine's cores are not these.
+    """
 
     suite: str
     case: str
     unit: str
+    figure: str
     samples: Mapping[str, Sequence[float]]
-    targets: Sequence[Target] = ()
+    beside: Sequence[Beside] = ()
+    aim: float | None = None
+    less_is_better: bool = False
 
-    @property
-    def medians(self) -> dict[str, float]:
-        return {variant: statistics.median(samples) for variant, samples in self.samples.items()}
+    def ratio(self, beside: Beside) -> float:
+        """How many times as fast (or as small) as that variant the figure is, by the medians."""
+        figure, other = self._median(self.figure), self._median(beside.name)
+        return other / figure if self.less_is_better else figure / other
 
-    def ratio(self, target: Target) -> float:
-        return self.medians[target.variant] / self.medians[target.baseline]
-
-    def met(self, target: Target) -> bool:
-        return target.at_least is None or self.ratio(target) >= target.at_least
+    def met(self, beside: Beside) -> bool:
+        return beside.at_least is None or self.ratio(beside) >= beside.at_least
 
     @property
     def all_met(self) -> bool:
-        return all(self.met(target) for target in self.targets)
+        return all(self.met(beside) for beside in self.beside)
+
+    @property
+    def aim_met(self) -> bool:
+        if self.aim is None:
+            return True
+        median = self._median(self.figure)
+        return median <= self.aim if self.less_is_better else median >= self.aim
 
     def as_json(self) -> dict[str, Any]:
+        aim = {} if self.aim is None else {"aim": self.aim, "met": self.aim_met}
         return {
             "suite": self.suite,
             "case": self.case,
             "unit": self.unit,
-            "medians": {variant: round(median, 1) for variant, median in self.medians.items()},
-            "ratios": [self._ratio_as_json(target) for target in self.targets],
-            "samples": {
-                variant: [round(sample, 1) for sample in samples] for variant, samples in self.samples.items()
-            },
+            "less_is_better": self.less_is_better,
+            "figure": self._numbers(self.figure) | aim,
+            "beside": [self._beside_as_json(beside) for beside in self.beside],
         }
 
-    def _ratio_as_json(self, target: Target) -> dict[str, Any]:
-        named = {"of": target.variant, "to": target.baseline, "ratio": round(self.ratio(target), 3)}
-        return (
-            named
-            if target.at_least is None
-            else named | {"at_least": target.at_least, "met": self.met(target)}
-        )
+    def _beside_as_json(self, beside: Beside) -> dict[str, Any]:
+        wanted = {} if beside.at_least is None else {"at_least": beside.at_least, "met": self.met(beside)}
+        ratio = {"ratio": _rounded(self.ratio(beside))}
+        return {"role": beside.role} | self._numbers(beside.name) | ratio | wanted
+
+    def _numbers(self, variant: str) -> dict[str, Any]:
+        samples = self.samples[variant]
+        return {
+            "name": variant,
+            "median": _rounded(statistics.median(samples)),
+            "least": _rounded(min(samples)),
+            "most": _rounded(max(samples)),
+            "n": len(samples),
+        }
+
+    def _median(self, variant: str) -> float:
+        return statistics.median(self.samples[variant])
 
 
 def compare(
@@ -101,9 +136,13 @@ def compare(
     unit: str,
     variants: Mapping[str, Callable[[], float]],
     options: Options,
-    targets: Sequence[Target] = (),
+    beside: Sequence[Beside],
+    *,
+    aim: float | None = None,
+    less_is_better: bool = False,
 ) -> Comparison:
-    """Runs every variant once a round, each round starting with the next one; a variant returns its rate.
+    """Runs every variant once a round, each round starting with the next one. The first one is the figure; a
+    variant returns its sample.
 
     Taking turns spreads what else the machine does over all variants, and a changing order keeps one from
     always running on what another left behind (caches, dirty pages, a checkpoint).
@@ -113,12 +152,10 @@ def compare(
     for number in range(options.rounds):
         start = number % len(names)
         for name in names[start:] + names[:start]:
-            samples[name].append(variants[name]())
-            print(
-                f"{suite}: {case}: round {number + 1}: {name} {samples[name][-1]:,.0f} {unit}",
-                file=sys.stderr,
-            )
-    return Comparison(suite, case, unit, samples, targets)
+            sample = variants[name]()
+            samples[name].append(sample)
+            say(f"{suite}: {case}: round {number + 1}: {name} {written(sample)} {unit}")
+    return Comparison(suite, case, unit, names[0], samples, beside, aim, less_is_better)
 
 
 @contextmanager
@@ -131,5 +168,16 @@ def stack() -> Iterator[Stack]:
         yield running
 
 
-def print_line(comparison: Comparison) -> None:
-    print(json.dumps(comparison.as_json(), ensure_ascii=False), flush=True)
+def say(line: str) -> None:
+    """Progress, for people."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def written(number: float) -> str:
+    """The number with at least three digits, grouped."""
+    digits = 0 if abs(number) >= 100 else 1 if abs(number) >= 10 else 2 if abs(number) >= 1 else 3
+    return f"{number:,.{digits}f}"
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.4g}")

@@ -2,6 +2,8 @@
 
 The app's processes, the load generator and PostgreSQL share the machine. The load comes over many keep-alive
 connections; each sends its next request when it has read the last answer. A rate is in events a second.
+The transaction a request is once the app itself, changed in nothing else, and once a FastAPI app with
+SQLAlchemy (`_fastapi_app`). The last case writes to a log that holds ten times the rows.
 """
 
 from __future__ import annotations
@@ -37,27 +39,35 @@ from activity_platform.ingest.auth import development_token
 from activity_platform.ingest.process import run as run_app
 from activity_platform.local.server import HOST
 from activity_platform.settings import Settings
-from benchmarks.harness import Comparison, Options, Target, compare, stack
+from benchmarks import _fastapi_app
+from benchmarks.harness import Comparison, Options, base, compare, limit, peer, stack
 
-SECONDS = 4
+SECONDS = 3
 WARM_UP = 0.25
 PROCESSES = 2  # of the app, one a core
 CONNECTIONS = 256
 USERS = 64
 COPIED_EVENTS = 400_000
+LOGGED_EVENTS = 100_000
+TIMES = 10
 
 GROUP_COMMIT, PER_REQUEST, NO_WRITE, COPY = (
     "group commit", "a transaction a request", "no write", "server-side COPY",
 )  # fmt: skip
+FASTAPI = "FastAPI and SQLAlchemy"
+
+App = Callable[[Settings, socket.socket, Callable[[], None]], None]
 
 
 def run(options: Options) -> Iterator[Comparison]:
-    """Requests of 10 and of 100 events."""
+    """Requests of 10 and of 100 events, and a log that holds more."""
     with stack() as services:
         settings = Settings.load(services.environment)
+        copy = _Copy(settings, services.directory)
         with (
             _served(settings, _as_it_is) as grouped,
             _served(settings, _per_request) as single,
+            _served(settings, _fastapi_app.serve) as fastapi,
             _served(settings, _without_write) as unwritten,
         ):
             yield compare(
@@ -67,10 +77,11 @@ def run(options: Options) -> Iterator[Comparison]:
                 {
                     GROUP_COMMIT: _load(settings, grouped, 10, options),
                     PER_REQUEST: _load(settings, single, 10, options),
+                    FASTAPI: _load(settings, fastapi, 10, options),
                     NO_WRITE: _load(settings, unwritten, 10, options),
                 },
                 options,
-                [Target(GROUP_COMMIT, PER_REQUEST, 2.0), Target(GROUP_COMMIT, NO_WRITE, 0.45)],
+                [peer(PER_REQUEST, 2.0), peer(FASTAPI, 2.0), limit(NO_WRITE, 0.45)],
             )
             yield compare(
                 "ingest",
@@ -78,36 +89,60 @@ def run(options: Options) -> Iterator[Comparison]:
                 "events/s",
                 {
                     GROUP_COMMIT: _load(settings, grouped, 100, options),
-                    COPY: _copy(settings, services.directory, options),
+                    FASTAPI: _load(settings, fastapi, 100, options),
+                    COPY: lambda: copy.into_empty_log(options.size(COPIED_EVENTS)),
                 },
                 options,
-                [Target(GROUP_COMMIT, COPY, 0.45)],
+                [peer(FASTAPI, 2.0), limit(COPY, 0.45)],
             )
+        with _served(settings, _as_it_is) as grouped:
+            yield _growth(settings, copy, grouped, options)
+
+
+def _growth(settings: Settings, copy: _Copy, ports: Sequence[int], options: Options) -> Comparison:
+    rows = options.size(LOGGED_EVENTS)
+    less, more = f"a log of {rows:,} events", f"a log of {TIMES * rows:,} events"
+
+    def among(logged: int) -> Callable[[], float]:
+        return _load(settings, ports, 10, options, prepare=lambda: copy.into_empty_log(logged))
+
+    return compare(
+        "ingest",
+        f"{TIMES} times the log",
+        "events/s",
+        {more: among(TIMES * rows), less: among(rows)},
+        options,
+        [base(less, 0.67)],
+    )
 
 
 # The variants of the app
 
 
-def _as_it_is() -> None:
-    """The app unchanged."""
+def _as_it_is(settings: Settings, listener: socket.socket, on_ready: Callable[[], None]) -> None:
+    with Path(os.devnull).open("w") as nowhere:
+        sys.stderr = nowhere  # where the access log goes
+        run_app(settings, listener, on_ready=on_ready, stop_signals=(signal.SIGTERM,))
 
 
-def _per_request() -> None:
+def _per_request(settings: Settings, listener: socket.socket, on_ready: Callable[[], None]) -> None:
     """A batch is one request, and as many write side by side as a usual connection pool holds."""
     writer.MAX_BATCH_BYTES = 1
     writer.CONNECTIONS = 16
+    _as_it_is(settings, listener, on_ready)
 
 
-def _without_write() -> None:
+def _without_write(settings: Settings, listener: socket.socket, on_ready: Callable[[], None]) -> None:
     async def append(_: object, submissions: Sequence[Submission]) -> list[int]:
         return [item.count for item in submissions]
 
     event_log.append = append  # type: ignore[assignment]
+    _as_it_is(settings, listener, on_ready)
 
 
 @contextmanager
-def _served(settings: Settings, change: Callable[[], None]) -> Iterator[Sequence[int]]:
-    """The app with a change, in processes of its own, warm; yields their ports.
+def _served(settings: Settings, app: App) -> Iterator[Sequence[int]]:
+    """The app in processes of its own, warm; yields their ports.
 
     Each listens for itself, so that all have the same number of connections in every variant.
     """
@@ -118,7 +153,7 @@ def _served(settings: Settings, change: Callable[[], None]) -> Iterator[Sequence
         ]
         ready = context.Barrier(PROCESSES + 1)
         processes = [
-            context.Process(target=_serve, args=(settings, listener, change, ready), daemon=True)
+            context.Process(target=_serve, args=(app, settings, listener, ready), daemon=True)
             for listener in listeners
         ]
         for process in processes:
@@ -130,11 +165,8 @@ def _served(settings: Settings, change: Callable[[], None]) -> Iterator[Sequence
         yield ports
 
 
-def _serve(settings: Settings, listener: socket.socket, change: Callable[[], None], ready: Barrier) -> None:
-    change()
-    with Path(os.devnull).open("w") as nowhere:
-        sys.stderr = nowhere  # where the access log goes
-        run_app(settings, listener, on_ready=lambda: _wait(ready), stop_signals=(signal.SIGTERM,))
+def _serve(app: App, settings: Settings, listener: socket.socket, ready: Barrier) -> None:
+    app(settings, listener, lambda: _wait(ready))
 
 
 def _wait(ready: Barrier) -> None:
@@ -149,14 +181,26 @@ def _stop(process: BaseProcess) -> None:
 # The load
 
 
-def _load(settings: Settings, ports: Sequence[int], size: int, options: Options) -> Callable[[], float]:
-    """A function that sends requests of `size` events for a while and returns events accepted a second."""
+def _load(
+    settings: Settings,
+    ports: Sequence[int],
+    size: int,
+    options: Options,
+    prepare: Callable[[], object] | None = None,
+) -> Callable[[], float]:
+    """A function that sends requests of `size` events for a while and returns events accepted a second.
+
+    `prepare` makes the log what it is before the first; by default it is empty.
+    """
     requests = [_request(settings, f"user{number}", size) for number in range(USERS)]
     seconds = SECONDS * options.scale
 
-    def measure() -> float:
+    def empty_log() -> None:
         with psycopg.connect(settings.database_url, autocommit=True) as connection:
             connection.execute("TRUNCATE activity_events")
+
+    def measure() -> float:
+        (prepare or empty_log)()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_send(ports, requests, seconds)) * size
 
@@ -192,6 +236,10 @@ class _Client(asyncio.Protocol):
         self._transport.write(next(self._requests))
 
     def data_received(self, data: bytes) -> None:
+        if data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 202"):
+            self.ended.set_exception(RuntimeError(f"not accepted: {data[:200]!r}"))
+            self._transport.close()
+            return
         if not data.endswith(b"}"):
             return  # the head alone; the body follows
         self.accepted += 1
@@ -236,24 +284,25 @@ def _body(user: str, size: int) -> bytes:
     return json.dumps({"events": made}).encode()
 
 
-# The yardstick
+# The limit
 
 
-def _copy(settings: Settings, directory: Path, options: Options) -> Callable[[], float]:
-    """A function that has PostgreSQL copy such rows from a file on its own disk; returns events a second."""
-    count = options.size(COPIED_EVENTS)
-    users = [f"user{number}" for number in range(USERS)]
-    rows = b"".join(event_log.submission(user, events.parse(_body(user, 100))).rows for user in users)
-    lines = itertools.islice(itertools.cycle(rows.splitlines(keepends=True)), count)
-    file = directory / "events.copy"
-    file.write_bytes(b"".join(lines))
-    statement = sql.SQL(event_log.COPY_EVENTS.replace("STDIN", "{}")).format(str(file))
+class _Copy:
+    """Rows as the app writes them, copied by PostgreSQL from a file on its own disk."""
 
-    def measure() -> float:
-        with psycopg.connect(settings.database_url, autocommit=True) as connection:
+    def __init__(self, settings: Settings, directory: Path) -> None:
+        self._settings = settings
+        self._file = directory / "events.copy"
+        users = [f"user{number}" for number in range(USERS)]
+        rows = b"".join(event_log.submission(user, events.parse(_body(user, 100))).rows for user in users)
+        self._lines = rows.splitlines(keepends=True)
+
+    def into_empty_log(self, count: int) -> float:
+        """Events a second."""
+        self._file.write_bytes(b"".join(itertools.islice(itertools.cycle(self._lines), count)))
+        statement = sql.SQL(event_log.COPY_EVENTS.replace("STDIN", "{}")).format(str(self._file))
+        with psycopg.connect(self._settings.database_url, autocommit=True) as connection:
             connection.execute("TRUNCATE activity_events")
             started = time.perf_counter()
             connection.execute(statement)
             return count / (time.perf_counter() - started)
-
-    return measure
