@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,8 +17,8 @@ import pytest
 from activity_platform.local import registry
 from activity_platform.local.services import Stack
 from activity_platform.settings import Settings
+from activity_platform_tests.command_line import run_command
 
-PROGRAM = str(Path(sys.executable).parent / "activity-platform")
 AWAY = "postgresql://user:password@127.0.0.1:9/nowhere"
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -36,14 +35,8 @@ def run(environment: dict[str, str]) -> Run:
         typed: str = "",
     ) -> subprocess.CompletedProcess[str]:
         chosen = {**os.environ, **environment, **(env or {})}
-        return subprocess.run(
-            [PROGRAM, *arguments],
-            env={name: value for name, value in chosen.items() if name not in without},
-            input=typed,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        kept = {name: value for name, value in chosen.items() if name not in without}
+        return run_command(arguments, kept, typed=typed)
 
     return run
 
@@ -151,6 +144,25 @@ def test_an_imported_file_becomes_an_audience(
     assert connection.execute("SELECT count(*) FROM line_user WHERE 7 = ANY (audience_ids)").fetchone() == (
         3,
     )
+
+
+def test_a_message_is_one_line_of_results_however_many_attempts_it_took(
+    run: Run, connection: psycopg.Connection
+) -> None:
+    connection.execute(
+        "INSERT INTO line_oa (id, organization_id, hash, channel_access_token) VALUES (5, 1, 'h', 't')"
+    )
+    connection.execute(
+        "INSERT INTO audience (id, organization_id, line_oa_id, name) VALUES (7, 1, 5, 'Mine')"
+    )
+    message = '{"audienceId":7,"lineOaId":5,"organizationId":1,"filePath":"private/h/missing.csv"}'
+    run("queue", "enqueue", "update_audience", message)
+
+    done = run("audience", "process", env={"AUDIENCE_RETRY_SECONDS": "1"})
+
+    (result,) = _rows(done)
+    assert (result["status"], result["reason"], result["attempts"]) == ("failed", "file_not_found", 2)
+    assert "attempt 1 failed (file_not_found), another one follows" in done.stderr
 
 
 def test_a_wrong_trigger_rule_is_shown_and_fails_the_check(run: Run, connection: psycopg.Connection) -> None:

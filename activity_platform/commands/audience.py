@@ -38,14 +38,18 @@ def audience() -> None:
 
 @audience.command()
 def process() -> None:
-    """Work until the audience queues are empty; prints a JSON line for each attempt at a message."""
+    """Work until the audience queues are empty; prints a JSON line for each message once it has ended."""
     from activity_platform.audience.integration import open_services
     from activity_platform.audience.worker import process_queues
 
     settings = load_settings(*AUDIENCE_NEEDS)
     with open_services(settings, log=logging.getLogger("activity_platform.audience")) as services:
         for result in process_queues(services):
-            print_json(result)
+            if result.ended:
+                print_json(result)
+            else:
+                attempt = f"{result.queue} {result.entry_id}: attempt {result.attempts}"
+                say(f"{attempt} failed ({result.reason}), another one follows")
 
 
 @audience.command(name="import")
