@@ -10,11 +10,11 @@ What goes:
 What somebody wrote into a `context` is not searched: an id in there can't be told from any other text.
 
 Nothing is wrong in between, so that it may be killed anywhere. Each batch is one short transaction under the
-fold's lock: it deletes events, takes from their edges what they had added, and notes the same number,
-negative, in a slice of its own name beside the slice that had folded them. So log, edges and slices agree at
-any moment, over any window of slices. What edges hold of months that are gone leaves with the edges and is
-noted before all windows. An event that came late was never folded; where it lies in the window of a slice
-it is taken for folded, the sum over all slices is put right, and the window goes on telling of it.
+fold's lock: it deletes events and takes what they had added from their edges and from the slices that had
+folded them. So log, edges and slices agree at any moment, over any window of slices. Late events, which were
+never folded, are told apart and only deleted. What edges hold of months that are gone leaves with the edges;
+its number is noted, negative, in a slice of the erasures' own before all windows, so that the sum over all
+slices is that over all edges.
 
 The log is read twice, since whoever had written when the first reading began may commit behind it: these are
 waited for in between. What arrives later is new data, so the user's tokens must be revoked first.
@@ -23,7 +23,7 @@ waited for in between. What arrives later is new data, so the user's tokens must
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -137,7 +137,12 @@ class _Eraser:
         """Reads without a lock, so that neither fold nor ingest waits for what holds nothing of the user."""
         for found in self._found(erasure_sql.find_events(table), blocks):
             places = [place for (place,) in found]
-            self._under_lock(partial(self._erase_events, table, places))
+            late = self._find_late(table, places)
+            self._under_lock(partial(self._erase_events, table, places, late))
+
+    def _find_late(self, table: sql.Identifier, places: list[str]) -> list[int]:
+        found = self.connection.execute(erasure_sql.find_late(table), {"places": places} | _NAMES)
+        return [identity for (identity,) in found]
 
     def _erase_edges(self, read_to: datetime) -> None:
         """The edges, whose events up to the watermark `read_to` are gone."""
@@ -159,14 +164,17 @@ class _Eraser:
         since the log was read is erased first: no edge goes before its events."""
         window = {"user": self.user_id, "lower": read_to, "upper": watermark}
         for schema, name, places in self.connection.execute(erasure_sql.FIND_FOLDED_SINCE, window).fetchall():
-            self._erase_events(sql.Identifier(schema, name), places, watermark)
+            table = sql.Identifier(schema, name)
+            self._erase_events(table, places, self._find_late(table, places), watermark)
         ((edges, events),) = self.connection.execute(statement, {"user": self.user_id} | values)
         self._note_rest(-events, -edges)
         self._count(edges=edges)
         return int(edges), watermark
 
-    def _erase_events(self, table: sql.Identifier, places: Sequence[str], watermark: datetime) -> None:
-        values = {"user": self.user_id, "places": list(places), "watermark": watermark} | _NAMES
+    def _erase_events(
+        self, table: sql.Identifier, places: list[str], late: list[int], watermark: datetime
+    ) -> None:
+        values = {"user": self.user_id, "places": places, "late": late, "watermark": watermark} | _NAMES
         ((gone, folded, held),) = self.connection.execute(erasure_sql.erase_events(table), values)
         self._note_rest(folded - held, 0)
         self._count(events=gone)

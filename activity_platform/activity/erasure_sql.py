@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from psycopg import sql
 
-from activity_platform.activity.rollup_sql import RULES
+from activity_platform.activity.rollup_sql import FOLDABLE_VERBS, RULES
 from activity_platform.activity.vocabulary import ObjectType
 
 #: Events of the user, and those of others that are about the user.
@@ -50,24 +50,49 @@ FIND_FOLDED_SINCE = sql.SQL("""
     GROUP BY 1, 2
 """).format(theirs=EVENTS_OF_USER)
 
-#: Deletes events at their places and takes from the edges what the fold had added of them; says how many
-#: events it deleted, how many of them a slice had folded, and how many the edges held. Everything is found
-#: by place or primary key. An event is folded when it lies in a slice's window; one that lies in none came
-#: late. Under the state's lock.
+#: Which of the events at their places came late, so that no edge holds them: a slice folded the first of the
+#: events in its window by id, as many as it says. Slices by primary key; only the windows of slices with an
+#: event of the user are counted, by the BRIN index on created_at.
+_FIND_LATE = sql.SQL("""
+    WITH theirs AS MATERIALIZED (
+        SELECT event.id, slice.lower, slice.upper, slice.events
+        FROM {table} AS event
+        CROSS JOIN LATERAL ({slice}) AS slice
+        WHERE event.ctid = ANY (%(places)s::text[]::tid[]) AND event.verb IN ({verbs})
+          AND slice.lower < event.created_at
+    ), crowded AS MATERIALIZED (
+        SELECT DISTINCT lower, upper, events FROM theirs
+        WHERE events < (
+            SELECT count(*) FROM activity_events AS logged
+            WHERE logged.created_at > lower AND logged.created_at <= upper AND logged.verb IN ({verbs}))
+    )
+    SELECT theirs.id FROM theirs JOIN crowded USING (upper)
+    WHERE theirs.events < (
+        SELECT count(*) FROM activity_events AS logged
+        WHERE logged.created_at > theirs.lower AND logged.created_at <= theirs.upper
+          AND logged.verb IN ({verbs}) AND logged.id <= theirs.id)
+""")
+
+#: The slice in whose window an event may lie.
+_SLICE_OF_EVENT = sql.SQL("""
+    SELECT lower, upper, events FROM activity_rollup_slice
+    WHERE name = %(fold)s AND upper >= event.created_at ORDER BY upper LIMIT 1
+""")
+
+#: Deletes events at their places and takes from edges and slices what the fold had added of them; says how
+#: many events it deleted, how many it took from slices, and how many from edges. Everything is found by place
+#: or primary key. Under the state's lock.
 _ERASE_EVENTS = sql.SQL("""
-    WITH gone AS (
+    WITH event AS (
         DELETE FROM {table} WHERE ctid = ANY (%(places)s::text[]::tid[]) AND {theirs}
-        RETURNING user_id, verb, object_type, object_id, created_at
+        RETURNING id, user_id, verb, object_type, object_id, created_at
     ), folded AS (
-        SELECT gone.user_id, rule.edge_type, gone.object_type, gone.object_id, rule.weight,
-               slice.lower, slice.upper
-        FROM gone
-        JOIN (VALUES {rules}) AS rule (verb, edge_type, weight) ON rule.verb = gone.verb
-        CROSS JOIN LATERAL (
-            SELECT lower, upper FROM activity_rollup_slice
-            WHERE name = %(fold)s AND upper >= gone.created_at ORDER BY upper LIMIT 1
-        ) AS slice
-        WHERE gone.created_at <= %(watermark)s AND slice.lower < gone.created_at
+        SELECT event.user_id, rule.edge_type, event.object_type, event.object_id, rule.weight, slice.upper
+        FROM event
+        JOIN (VALUES {rules}) AS rule (verb, edge_type, weight) ON rule.verb = event.verb
+        CROSS JOIN LATERAL ({slice}) AS slice
+        WHERE event.created_at <= %(watermark)s AND slice.lower < event.created_at
+          AND event.id <> ALL (%(late)s::bigint[])
     ), held AS (
         SELECT edge.actor_id, edge.edge_type, edge.target_type, edge.target_id,
                least(lost.events, edge.event_count) AS events, least(lost.weight, edge.weight) AS weight
@@ -85,16 +110,17 @@ _ERASE_EVENTS = sql.SQL("""
         WHERE (edge.actor_id, edge.edge_type, edge.target_type, edge.target_id)
             = (held.actor_id, held.edge_type, held.target_type, held.target_id)
         RETURNING held.events
-    ), noted AS (
-        INSERT INTO activity_rollup_slice AS slice (name, lower, upper, events, edges)
-        SELECT %(erased)s, lower, upper, -count(*), 0 FROM folded GROUP BY lower, upper ORDER BY upper
-        ON CONFLICT (name, upper) DO UPDATE SET events = slice.events + excluded.events
+    ), unfolded AS (
+        UPDATE activity_rollup_slice AS slice SET events = slice.events - lost.events
+        FROM (SELECT upper, count(*) AS events FROM folded GROUP BY upper) AS lost
+        WHERE slice.name = %(fold)s AND slice.upper = lost.upper
+        RETURNING lost.events
     )
-    SELECT (SELECT count(*) FROM gone), (SELECT count(*) FROM folded),
+    SELECT (SELECT count(*) FROM event), (SELECT coalesce(sum(events), 0)::bigint FROM unfolded),
            (SELECT coalesce(sum(events), 0)::bigint FROM taken)
 """)
 
-#: What edges hold of events that are not in the log any more. The slice lies before all others: it counts in
+#: What edges held of events that are not in the log any more. The slice lies before all others: it counts in
 #: the sum over all slices, and in no window that is compared with the log. Primary key.
 NOTE_REST = """
     INSERT INTO activity_rollup_slice AS slice (name, lower, upper, events, edges)
@@ -161,6 +187,11 @@ def find_events(table: sql.Identifier) -> sql.Composed:
     return _FIND_EVENTS.format(table=table, theirs=EVENTS_OF_USER)
 
 
+def find_late(table: sql.Identifier) -> sql.Composed:
+    """Finds the ids of those events at `places` of a table of the log that no edge holds."""
+    return _FIND_LATE.format(table=table, slice=_SLICE_OF_EVENT, verbs=FOLDABLE_VERBS)
+
+
 def erase_events(table: sql.Identifier) -> sql.Composed:
-    """Erases the events at `places` of a table of the log, and what edges hold of them."""
-    return _ERASE_EVENTS.format(table=table, theirs=EVENTS_OF_USER, rules=RULES)
+    """Erases the events at `places` of a table of the log, and what edges hold of them but the `late`."""
+    return _ERASE_EVENTS.format(table=table, theirs=EVENTS_OF_USER, rules=RULES, slice=_SLICE_OF_EVENT)

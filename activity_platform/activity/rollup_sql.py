@@ -11,7 +11,7 @@ from psycopg import sql
 from activity_platform.activity.vocabulary import EDGE_RULES
 
 STATE = "interaction_edges"
-#: The name of the slices in which erasures note, negative, what they took out of the fold's slices.
+#: The slice in which erasures note, negative, what edges held of months that are gone.
 ERASED = "interaction_edges:erased"
 
 RULES = sql.SQL(", ").join(
@@ -115,11 +115,11 @@ SLICE_END_BEFORE = """
     WHERE name = %(name)s AND upper <= %(upper)s
 """
 
-#: Events that slices within a window say they folded, less those that were erased since. Primary key.
-FOLDED = f"""
+#: Events that slices within a window say they folded. Primary key.
+FOLDED = """
     SELECT coalesce(sum(events), 0)::bigint FROM activity_rollup_slice
-    WHERE name IN (%(name)s, '{ERASED}') AND upper > %(lower)s AND upper <= %(upper)s
-"""  # noqa: S608 - the name is the constant above
+    WHERE name = %(name)s AND upper > %(lower)s AND upper <= %(upper)s
+"""
 
 #: A slice chosen at random among those that end up to `upper` and whose rows are not dropped yet, from the
 #: end of the slice before it. Primary key; the bounds are a few rows of the catalog.
