@@ -1,0 +1,73 @@
+"""Every process of the platform is killed under traffic, again and again. Nothing is lost, double or stuck.
+
+`make chaos` runs the storms over the whole platform with three seeds; `make chaos SEED=7` with that one. Here
+a short one over the commands stands for them: Dagster's code server and daemon alone take ten seconds to
+start, and as long after a kill.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from activity_platform_tests.chaos.invariants import Evidence, violations
+from activity_platform_tests.chaos.storm import Plan, storm
+
+SEEDS = ("1", "2", "3")
+
+SHORT = Plan(
+    kills=12,
+    seconds=10,
+    patience_seconds=60,
+    with_dagster=False,
+    durable=False,
+    users=1_000,
+    most_ids=150,
+    audience_pause=0.8,
+)
+LONG = Plan(
+    kills=32,
+    seconds=120,
+    patience_seconds=300,
+    with_dagster=True,
+    durable=True,
+    users=6_000,
+    most_ids=2_000,
+    audience_pause=3,
+)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seed" in metafunc.fixturenames:
+        metafunc.parametrize("seed", [int(one) for one in os.environ.get("SEED", " ".join(SEEDS)).split()])
+
+
+def assert_unbroken(evidence: Evidence, seed: int) -> None:
+    broken = violations(evidence)
+    assert not broken, "\n".join(f"seed {seed}: {violation}" for violation in broken)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+def test_thirty_kills_over_the_whole_platform_lose_double_and_hold_up_nothing(
+    tmp_path: Path, seed: int
+) -> None:
+    with storm(tmp_path, seed, LONG) as evidence:
+        assert_unbroken(evidence, seed)
+
+
+@pytest.fixture(scope="module")
+def evidence(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evidence]:
+    """Of a short storm over the commands."""
+    with storm(tmp_path_factory.mktemp("storm"), 1, SHORT) as evidence:
+        yield evidence
+
+
+def test_kills_over_the_commands_lose_double_and_hold_up_nothing(evidence: Evidence) -> None:
+    assert_unbroken(evidence, 1)
+    assert all(len(path) > 10 for path in (evidence.events.posted, evidence.audiences.sent))
+    assert len(evidence.activities.delivered) > 100
+    assert evidence.audiences.expected().firings
