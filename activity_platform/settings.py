@@ -63,14 +63,14 @@ def _integer(least: int, most: int) -> Callable[[str], int]:
     return parse
 
 
-def _number(least: float) -> Callable[[str], float]:
+def _number(least: float, most: float) -> Callable[[str], float]:
     def parse(value: str) -> float:
         try:
             number = float(value)
         except ValueError:
             number = math.nan
-        if not (math.isfinite(number) and number >= least):
-            raise ValueError(f"is not a number of at least {least:g}")
+        if not least <= number <= most:  # NaN is neither
+            raise ValueError(f"is not a number from {least:g} to {most:g}")
         return number
 
     return parse
@@ -81,6 +81,10 @@ def _boolean(value: str) -> bool:
     if value.lower() not in words:
         raise ValueError("is not one of 1, 0, true, false")
     return words[value.lower()]
+
+
+def _boolean_or_none(value: str) -> bool | None:
+    return _boolean(value) if value else None
 
 
 def _words(value: str) -> tuple[str, ...]:
@@ -192,7 +196,7 @@ class Settings:
         "CORS_ORIGINS", _origins, "", "Browser origins that may call the API, comma-separated; empty: none."
     )
     rollup_lag_seconds: float = _variable(
-        "ROLLUP_LAG_SECONDS", _number(0), "10", "How far the fold stays behind the clock."
+        "ROLLUP_LAG_SECONDS", _number(0, 86_400), "10", "How far the fold stays behind the clock."
     )
     retention_days: int = _variable(
         "RETENTION_DAYS",
@@ -205,7 +209,7 @@ class Settings:
     )
     edge_half_life_days: float = _variable(
         "EDGE_HALF_LIFE_DAYS",
-        _number(0.001),
+        _number(0.001, 36_500),
         "30",
         "After how many days an edge counts half when it is read.",
     )
@@ -222,10 +226,13 @@ class Settings:
         "The most profile requests a second and channel, over all runs.",
     )
     profile_fresh_hours: float = _variable(
-        "PROFILE_FRESH_HOURS", _number(0), "6", "How long a fetched profile counts as fresh."
+        "PROFILE_FRESH_HOURS", _number(0, 87_600), "6", "How long a fetched profile counts as fresh."
     )
-    archive_before_drop: bool = _variable(
-        "ARCHIVE_BEFORE_DROP", _boolean, "0", "Whether a month must be archived before it is dropped."
+    archive_before_drop: bool | None = _variable(
+        "ARCHIVE_BEFORE_DROP",
+        _boolean_or_none,
+        "",
+        "Whether a month must lie in the training corpus before it is dropped; default: if S3_BUCKET is set.",
     )
     history_days: int = _variable(
         "HISTORY_DAYS", _integer(1, 36_500), "14", "Days that Dagster's runs, events and logs are kept."
@@ -294,6 +301,11 @@ class Settings:
                     f"{need.value} is not set: export it, or start `activity-platform services` in another"
                     " terminal, which this command then finds"
                 )
+
+    @property
+    def must_archive(self) -> bool:
+        """Whether a month must be archived before it is dropped."""
+        return bool(self.s3_bucket) if self.archive_before_drop is None else self.archive_before_drop
 
     def domain_needs(self) -> frozenset[Need]:
         """What the chosen domains can't do without."""

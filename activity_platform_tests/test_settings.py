@@ -24,7 +24,7 @@ def test_defaults_are_those_of_the_contract() -> None:
     assert settings.profile_fresh_hours == 6
     assert settings.line_api_base_url == "https://api.line.me"
     assert settings.jwt_algorithm == "HS256"
-    assert not settings.archive_before_drop
+    assert settings.archive_before_drop is None
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,7 @@ def test_defaults_are_those_of_the_contract() -> None:
         ("ROLLUP_LAG_SECONDS", "soon"),
         ("ROLLUP_LAG_SECONDS", "-1"),
         ("ROLLUP_LAG_SECONDS", "nan"),
+        ("ROLLUP_LAG_SECONDS", "1e300"),
         ("RETENTION_DAYS", "30.5"),
         ("RETENTION_DAYS", "-1"),
         ("PARTITIONS_AHEAD", "0"),

@@ -20,6 +20,7 @@ PARENT = "activity_events"
 #: clock somewhere, and that many partitions would slow every query.
 MOST_STRAY_MONTHS = 60
 YEARS = range(1970, 9000)
+NOTHING: Mapping[str, str] = {}
 FIRST, LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 
@@ -103,29 +104,42 @@ def plan(
     ahead: int,
     archive_before_drop: bool = False,
     can_archive: bool = False,
+    unarchived: Mapping[str, str] = NOTHING,
 ) -> Plan:
     """The plan for `now`. Everything at or below `watermark` is folded.
 
     The current month and `ahead` more are there, with every month that has rows in DEFAULT. What lies wholly
     before now − retention (days of 24 hours) is dropped once it is folded; 0 days drop nothing. With
-    `archive_before_drop` nothing is dropped unless something `can_archive` it first. Raises `UsageError` for
-    a `now` outside the calendar that it can count in.
+    `archive_before_drop` nothing is dropped unless something `can_archive` it first; `unarchived` says by
+    name what is not archived yet. Raises `UsageError` for a `now` outside the calendar that it can count in.
     """
-    if now.year not in YEARS:
-        raise UsageError(f"--now must lie between the years {YEARS.start} and {YEARS.stop - 1}")
-    cut = now - timedelta(days=retention_days) if retention_days else FIRST
+    cut = _cut(now, retention_days)
     # DEFAULT is no month that could be archived: its rows go to their months first.
     strays_cut = FIRST if archive_before_drop else cut
-    keeps = archive_before_drop and not can_archive
+    judge = _Judge(cut, watermark, now, archive_before_drop, can_archive, unarchived)
     return Plan(
         (
             *_expire_strays(catalog, strays_cut, watermark),
             *_provide(catalog, hot_months(now, ahead), cut, strays_cut, watermark),
-            *(_judge(part, cut, watermark, now, keeps) for part in catalog.partitions),
+            *(judge.judge(part) for part in catalog.partitions),
             *_rest(catalog),
         ),
         catalog.default,
     )
+
+
+def past_retention(catalog: Catalog, *, now: datetime, retention_days: int) -> list[Partition]:
+    """The partitions that retention lets go. Raises `UsageError` as `plan` does."""
+    cut = _cut(now, retention_days)
+    return [
+        part for part in catalog.partitions if part.upper and part.upper <= cut and not part.detach_pending
+    ]
+
+
+def _cut(now: datetime, retention_days: int) -> datetime:
+    if now.year not in YEARS:
+        raise UsageError(f"--now must lie between the years {YEARS.start} and {YEARS.stop - 1}")
+    return now - timedelta(days=retention_days) if retention_days else FIRST
 
 
 def month_of(moment: datetime) -> datetime:
@@ -209,19 +223,36 @@ def _free_name(month: datetime, taken: Set[str]) -> str:
     return next(name for name in names if name not in taken)
 
 
-def _judge(part: Partition, cut: datetime, watermark: datetime, now: datetime, keeps: bool) -> Step:
-    if part.detach_pending:
-        reason = f"a detach was interrupted: ALTER TABLE {PARENT} DETACH PARTITION … FINALIZE ends it"
-        return Step(Action.SKIP, part, reason, blocked=True)
-    if part.upper is None or part.upper > cut:
-        return Step(Action.KEEP, part, f"{_span(part)}, {_why_kept(part, now)}")
-    past = f"{_span(part)}, past retention"
-    if part.upper > watermark:
-        reason = f"{past}, not folded: the watermark is {_text(watermark)}"
-        return Step(Action.KEEP, part, reason, unfolded=True)
-    if keeps:
-        return Step(Action.KEEP, part, f"{past}, not archived: ARCHIVE_BEFORE_DROP is on")
-    return Step(Action.DROP, part, f"{past} and folded")
+@dataclass(frozen=True)
+class _Judge:
+    """Which partitions go."""
+
+    cut: datetime
+    watermark: datetime
+    now: datetime
+    archives: bool
+    can_archive: bool
+    unarchived: Mapping[str, str]
+
+    def judge(self, part: Partition) -> Step:
+        if part.detach_pending:
+            reason = f"a detach was interrupted: ALTER TABLE {PARENT} DETACH PARTITION … FINALIZE ends it"
+            return Step(Action.SKIP, part, reason, blocked=True)
+        if part.upper is None or part.upper > self.cut:
+            return Step(Action.KEEP, part, f"{_span(part)}, {_why_kept(part, self.now)}")
+        past = f"{_span(part)}, past retention"
+        lacks = self.unarchived.get(part.name, "")
+        if part.upper > self.watermark:
+            reason = f"{past}, not folded: the watermark is {_text(self.watermark)}"
+            also = f"; not archived: {lacks}" if lacks else ""
+            return Step(Action.KEEP, part, reason + also, unfolded=True)
+        if not self.archives:
+            return Step(Action.DROP, part, f"{past} and folded")
+        if not self.can_archive:
+            return Step(Action.KEEP, part, f"{past}, not archived: ARCHIVE_BEFORE_DROP is on")
+        if lacks:
+            return Step(Action.DROP, part, f"{past} and folded, to be archived first: {lacks}")
+        return Step(Action.DROP, part, f"{past}, folded and archived")
 
 
 def _why_kept(part: Partition, now: datetime) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 import psycopg
 from psycopg import IsolationLevel, errors, sql
@@ -26,6 +26,7 @@ from activity_platform.activity.partition_plan import (
     Plan,
     Step,
     Stray,
+    past_retention,
     plan,
 )
 from activity_platform.activity.rollup import read_watermark
@@ -41,12 +42,15 @@ PATIENCE_SECONDS = 20.0
 PAUSE_SECONDS = 1.0  # in which those who queued are served
 IN_THE_WAY = (errors.LockNotAvailable, errors.QueryCanceled, *postgres.RETRYABLE)
 
-#: Archives a month before it is dropped; False says that it could not be, and keeps it.
-Archive = Callable[[Partition], bool]
 
+class Archive(Protocol):
+    """Where a month lies before it is dropped."""
 
-def _needs_none(_: Partition) -> bool:
-    return True
+    def missing(self, partition: Partition, /) -> int:
+        """How many of its days are not archived yet."""
+
+    def store(self, partition: Partition, /) -> bool:
+        """Archives them. False says that not all could be, and keeps the month."""
 
 
 @dataclass(frozen=True)
@@ -123,14 +127,18 @@ def maintain(
             connection.execute(partition_sql.LOCK_MAINTENANCE)
         watermark = read_watermark(connection)
         ((clock,),) = connection.execute("SELECT clock_timestamp()")
+        now = now or clock
+        catalog = read_catalog(connection)
+        going = past_retention(catalog, now=now, retention_days=retention_days)
         planned = plan(
-            read_catalog(connection),
-            now=now or clock,
+            catalog,
+            now=now,
             watermark=watermark,
             retention_days=retention_days,
             ahead=ahead,
             archive_before_drop=archive_before_drop,
             can_archive=archive is not None,
+            unarchived=_unarchived(going, archive) if archive_before_drop and archive else {},
         )
         if dry_run:
             return MaintenanceResult(tuple(_unchanged(step) for step in planned.steps))
@@ -138,7 +146,7 @@ def maintain(
             connection,
             planned,
             watermark=watermark,
-            archive=archive if archive and archive_before_drop else _needs_none,
+            archive=archive if archive_before_drop else None,
             patience_seconds=patience_seconds,
         )
 
@@ -170,7 +178,7 @@ def apply(
     planned: Plan,
     *,
     watermark: datetime,
-    archive: Archive = _needs_none,
+    archive: Archive | None = None,
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> MaintenanceResult:
     """Carries the plan out on a connection in autocommit. `patience_seconds` is for all steps together."""
@@ -192,7 +200,7 @@ class _Work:
     connection: psycopg.Connection
     default: Partition | None
     watermark: datetime
-    archive: Archive
+    archive: Archive | None
     patience_ends: float
 
     def do(self, step: Step, move: Step | None) -> Iterator[Done]:
@@ -263,7 +271,7 @@ class _Work:
 
     def _drop(self, step: Step) -> list[Done]:
         partition = step.partition
-        if not self.archive(partition):
+        if self.archive and not self.archive.store(partition):
             return [replace(_unchanged(step), action=Action.KEEP, reason=f"{step.reason}, but not archived")]
         names = self._names(partition)
         rows, size = self._execute(
@@ -329,6 +337,20 @@ def _prepare(connection: psycopg.Connection) -> None:
     connection.execute("SET timezone = 'UTC'")
     connection.execute("SET datestyle = 'ISO, YMD'")
     connection.execute("SET client_connection_check_interval = '2s'")
+
+
+def _unarchived(partitions: Iterable[Partition], archive: Archive) -> dict[str, str]:
+    """What of each is not archived, in words. That it can't be told now holds up nothing else."""
+    found = {}
+    for partition in partitions:
+        try:
+            days = archive.missing(partition)
+        except PlatformError as error:
+            found[partition.name] = f"the training corpus can't be looked at ({error})"
+        else:
+            if days:
+                found[partition.name] = f"{days} of its days are not in the training corpus"
+    return found
 
 
 def _strays(connection: psycopg.Connection, default: Partition | None) -> Iterator[Stray]:

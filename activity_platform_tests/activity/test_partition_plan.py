@@ -49,6 +49,7 @@ def planned(
     others: dict[str, str] | None = None,
     archive_before_drop: bool = False,
     can_archive: bool = False,
+    unarchived: dict[str, str] | None = None,
 ) -> Plan:
     return plan(
         Catalog(partitions, DEFAULT, strays, others=others or {}),
@@ -58,6 +59,7 @@ def planned(
         ahead=ahead,
         archive_before_drop=archive_before_drop,
         can_archive=can_archive,
+        unarchived=unarchived or {},
     )
 
 
@@ -129,6 +131,31 @@ def test_what_must_be_archived_first_is_kept_while_nothing_archives_it() -> None
     assert any("not archived" in step.reason for step in kept.of(Action.KEEP))
     dropped = planned(held, now="2026-05-01", archive_before_drop=True, can_archive=True)
     assert names(dropped, Action.DROP) == [held.name]
+
+
+def test_the_plan_says_what_a_month_lacks_before_it_can_go() -> None:
+    archived, lacking, unfolded = month("2026-01"), month("2026-02"), month("2026-03")
+    lacks = {part.name: "3 of its days are not in the training corpus" for part in (lacking, unfolded)}
+    result = planned(
+        *(archived, lacking, unfolded),
+        now="2026-07-01",
+        watermark=at("2026-03-05"),
+        archive_before_drop=True,
+        can_archive=True,
+        unarchived=lacks,
+    )
+    said = {
+        step.partition: (step.action, step.reason.partition("past retention")[2]) for step in result.steps
+    }
+    assert said[archived] == (Action.DROP, ", folded and archived")
+    assert said[lacking] == (
+        Action.DROP,
+        f" and folded, to be archived first: {lacks[lacking.name]}",
+    )
+    assert said[unfolded] == (
+        Action.KEEP,
+        f", not folded: the watermark is 2026-03-05; not archived: {lacks[unfolded.name]}",
+    )
 
 
 def test_bounds_decide_and_not_names() -> None:

@@ -18,6 +18,7 @@ from activity_platform.activity import partitions
 from activity_platform.activity.partition_plan import Action, Partition
 from activity_platform.activity.partitions import MaintenanceResult, read_catalog
 from activity_platform.activity.rollup import fold
+from activity_platform.failures import TransientFailure
 from activity_platform_tests.activity.log_rows import add_event, set_watermark, weights
 
 NOW = datetime(2026, 9, 15, tzinfo=UTC)
@@ -332,11 +333,23 @@ def test_a_month_is_archived_before_it_is_dropped(database_url: str, connection:
     assert maintain(database_url, archive_before_drop=True).dropped == 0
     asked: list[str] = []
 
-    def archive(partition: Partition) -> bool:
-        asked.append(partition.name)
-        return partition.name.endswith("m02")
+    class Archive:
+        def missing(self, partition: Partition) -> int:
+            if partition.name.endswith("m02"):
+                raise TransientFailure("the storage is away")
+            return 1
 
-    result = maintain(database_url, archive_before_drop=True, archive=archive)
+        def store(self, partition: Partition) -> bool:
+            asked.append(partition.name)
+            return partition.name.endswith("m02")
+
+    planned = maintain(database_url, archive_before_drop=True, archive=Archive(), dry_run=True)
+    said = [step.reason.partition("first: ")[2] for step in planned.steps if step.action is Action.DROP]
+    assert said == [
+        "1 of its days are not in the training corpus",
+        "the training corpus can't be looked at (the storage is away)",
+    ]
+    result = maintain(database_url, archive_before_drop=True, archive=Archive())
 
     assert asked == ["activity_events_y2026m01", "activity_events_y2026m02"]
     assert lines(result, Action.DROP) == [("drop", "y2026m02")]
