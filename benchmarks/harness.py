@@ -13,6 +13,7 @@ that were measured in turns, in one run, on the same machine.
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import tempfile
@@ -160,11 +161,13 @@ def compare(
 
 @contextmanager
 def stack() -> Iterator[Stack]:
-    """An embedded stack of the suite's own, with PostgreSQL's default durability."""
+    """An embedded stack of the suite's own, with PostgreSQL's default durability. The variables that the AWS
+    client reads by itself are set to it."""
     with (
         tempfile.TemporaryDirectory(prefix="activity-platform-bench-") as directory,
         Stack(Path(directory)) as running,
     ):
+        os.environ.update({name: one for name, one in running.environment.items() if name.startswith("AWS_")})
         yield running
 
 

@@ -1,8 +1,8 @@
 """Asking LINE for profiles, beside httpx's own transport and beside the requests alone.
 
-The simulator, Valkey and the asking process share the machine. The figure and the peer differ in the transport
-alone: both keep the channel's rate limit in Valkey, retry, and understand each answer. The limit sends the
-same requests with aiohttp and only reads what comes.
+The simulator, Valkey and the asking process share the machine. The figure and the peer differ in the
+transport alone: both keep the channel's rate limit in Valkey, retry, and understand each answer. The limit
+sends the same requests with aiohttp and only reads what comes.
 """
 
 from __future__ import annotations
