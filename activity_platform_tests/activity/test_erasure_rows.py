@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 
 from activity_platform import erasure_requests
-from activity_platform.activity import erasure, partitions, rollup_sql
+from activity_platform.activity import erasure_rows, partitions, rollup_sql
 from activity_platform.activity.checks import check_conservation, check_late
 from activity_platform.activity.rollup import fold
 from activity_platform.activity.vocabulary import EDGE_RULES
@@ -105,12 +105,12 @@ def test_a_user_leaves_the_log_the_edges_and_the_keys(
     connection.execute(
         "INSERT INTO idempotency_key (user_id, key, accepted) VALUES (%s, 'k', 1), ('ann', 'k', 1)", [GONE]
     )
-    expected = erasure.count_rows(database_url, GONE)
-    erasure.erase_rows(database_url, request_of_gone, batch_rows=2)
+    expected = erasure_rows.count_rows(database_url, GONE)
+    erasure_rows.erase_rows(database_url, request_of_gone, batch_rows=2)
 
     assert edge_rows(connection) == kept
     assert finish(connection, request_of_gone) == {"events": 7, "edges": 3, "idempotency_keys": 1}
-    assert expected == erasure.UserRows(events=7, edges=3, idempotency_keys=1)
+    assert expected == erasure_rows.UserRows(events=7, edges=3, idempotency_keys=1)
     assert traces(connection, GONE) == {}
     assert_exact(connection)
 
@@ -120,7 +120,7 @@ def test_an_object_of_another_kind_with_that_id_is_somebody_elses(
 ) -> None:
     add_event(connection, GONE, user="ann")
     fold(database_url, lag_seconds=0)
-    erasure.erase_rows(database_url, request_of_gone)
+    erasure_rows.erase_rows(database_url, request_of_gone)
     assert finish(connection, request_of_gone) == {}
     assert_exact(connection)
 
@@ -132,7 +132,7 @@ def test_windows_agree_after_an_erasure_of_some_slices(
         for user in users:
             add_event(connection, user=user, times=2)
         fold(database_url, lag_seconds=0)
-    erasure.erase_rows(database_url, request_of_gone)
+    erasure_rows.erase_rows(database_url, request_of_gone)
 
     ends = [
         row[0] for row in connection.execute("SELECT DISTINCT upper FROM activity_rollup_slice ORDER BY 1")
@@ -158,7 +158,7 @@ def test_what_edges_hold_of_dropped_months_leaves_with_them(
     connection.execute("TRUNCATE activity_events")
     add_event(connection, user=GONE)
     fold(database_url, lag_seconds=0)
-    erasure.erase_rows(database_url, request_of_gone)
+    erasure_rows.erase_rows(database_url, request_of_gone)
 
     assert connection.execute("SELECT actor_id, event_count FROM interaction_edges").fetchall() == [
         ("ann", 4)
@@ -177,7 +177,7 @@ def test_late_events_are_forgotten_too_and_the_sum_stays_right(
     add_event(connection, user=GONE, at=datetime.now(UTC) - timedelta(days=30000), times=3)
 
     assert check_late(connection).events == 6
-    erasure.erase_rows(database_url, request_of_gone, batch_rows=2)
+    erasure_rows.erase_rows(database_url, request_of_gone, batch_rows=2)
 
     assert finish(connection, request_of_gone) == {"events": 7, "edges": 1}
     assert traces(connection, GONE) == {}
@@ -190,7 +190,7 @@ def test_writers_who_had_begun_are_waited_for(
     add_event(connection, user="ann")
     with psycopg.connect(database_url) as writer:
         add_event(writer, user=GONE, times=2)
-        thread = threading.Thread(target=erasure.erase_rows, args=[database_url, request_of_gone])
+        thread = threading.Thread(target=erasure_rows.erase_rows, args=[database_url, request_of_gone])
         thread.start()
         thread.join(0.5)
         assert thread.is_alive()
@@ -207,10 +207,10 @@ def test_a_writer_who_does_not_end_is_named_and_the_rest_is_erased(
     with psycopg.connect(database_url) as writer:
         add_event(writer, user=GONE)
         with pytest.raises(TransientFailure, match="pg_stat_activity"):
-            erasure.erase_rows(database_url, request_of_gone, patience_seconds=0.2)
+            erasure_rows.erase_rows(database_url, request_of_gone, patience_seconds=0.2)
         assert connection.execute("SELECT count(*) FROM activity_events").fetchone() == (0,)
         writer.commit()
-    erasure.erase_rows(database_url, request_of_gone)
+    erasure_rows.erase_rows(database_url, request_of_gone)
     assert finish(connection, request_of_gone) == {"events": 2}
 
 
@@ -220,27 +220,13 @@ def test_no_slice_is_in_flight_while_rows_go(
     add_event(connection, user=GONE)
     with psycopg.connect(database_url) as slice_:
         slice_.execute(rollup_sql.LOCK_STATE, {"name": rollup_sql.STATE})
-        thread = threading.Thread(target=erasure.erase_rows, args=[database_url, request_of_gone])
+        thread = threading.Thread(target=erasure_rows.erase_rows, args=[database_url, request_of_gone])
         thread.start()
         time.sleep(0.3)
         assert connection.execute("SELECT count(*) FROM activity_events").fetchone() == (1,)
         slice_.rollback()
         thread.join()
     assert connection.execute("SELECT count(*) FROM activity_events").fetchone() == (0,)
-
-
-def test_nobody_else_writes_the_edges_and_an_erasure_is_done_once(
-    database_url: str,
-    connection: psycopg.Connection,
-    request_of_gone: ErasureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(erasure_requests, "PATIENCE_SECONDS", 0.2)
-    with (
-        erasure_requests.only_eraser(connection, request_of_gone.id),
-        pytest.raises(erasure_requests.ErasureBusy, match=f"erasure {request_of_gone.id}"),
-    ):
-        erasure.erase_rows(database_url, request_of_gone)
 
 
 def test_what_a_fold_adds_between_events_and_edges_goes_with_its_events(
@@ -251,15 +237,15 @@ def test_what_a_fold_adds_between_events_and_edges_goes_with_its_events(
 ) -> None:
     add_event(connection, user=GONE, times=2)
     fold(database_url, lag_seconds=0)
-    erase_edges = erasure._Eraser._erase_edges
+    erase_edges = erasure_rows._Eraser._erase_edges
 
-    def fold_first(eraser: erasure._Eraser, read_to: datetime) -> None:
+    def fold_first(eraser: erasure_rows._Eraser, read_to: datetime) -> None:
         add_event(connection, user=GONE)
         fold(database_url, lag_seconds=0)
         erase_edges(eraser, read_to)
 
-    monkeypatch.setattr(erasure._Eraser, "_erase_edges", fold_first)
-    erasure.erase_rows(database_url, request_of_gone)
+    monkeypatch.setattr(erasure_rows._Eraser, "_erase_edges", fold_first)
+    erasure_rows.erase_rows(database_url, request_of_gone)
     assert_exact(connection)
     assert traces(connection, GONE) == {"erasure": 1}
 
@@ -270,7 +256,7 @@ def test_a_watermark_set_back_does_not_stop_an_erasure(
     add_event(connection, user=GONE, times=2)
     fold(database_url, lag_seconds=0)
     set_watermark(connection, "watermark - interval '1 hour'")
-    erasure.erase_rows(database_url, request_of_gone)
+    erasure_rows.erase_rows(database_url, request_of_gone)
     assert connection.execute("SELECT count(*) FROM interaction_edges").fetchone() == (0,)
     assert_slices_add_up(connection)
 
@@ -282,7 +268,7 @@ def test_any_id_is_taken_literally(database_url: str, connection: psycopg.Connec
     fold(database_url, lag_seconds=0)
     for left, odd_id in enumerate(odd_ids, start=1):
         request = erasure_requests.request(connection, Kind.USER, subject=odd_id)
-        erasure.erase_rows(database_url, request)
+        erasure_rows.erase_rows(database_url, request)
         assert finish(connection, request) == {"events": 1, "edges": 1}
         assert connection.execute("SELECT count(*) FROM activity_events").fetchone() == (8 - left,)
     assert_exact(connection)
