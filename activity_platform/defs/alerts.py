@@ -14,7 +14,7 @@ import dagster as dg
 import httpx
 from dagster_shared.error import SerializableErrorInfo
 
-from activity_platform import failures
+from activity_platform import USER_AGENT, failures
 from activity_platform.defs import pages
 from activity_platform.defs.resources import SettingsResource
 from activity_platform.gateways import queue
@@ -42,7 +42,9 @@ def tell(
     (write or sys.stderr.write)(json.dumps(alert, ensure_ascii=False) + "\n")
     if webhook_url:
         try:
-            httpx.post(webhook_url, json=alert, timeout=POST_SECONDS).raise_for_status()
+            headers = {"User-Agent": USER_AGENT}
+            answer = httpx.post(webhook_url, json=alert, headers=headers, timeout=POST_SECONDS)
+            answer.raise_for_status()
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             log.warning("ALERT_WEBHOOK_URL did not take the alert of run %s (%s)", run.run_id, _kind(error))
 

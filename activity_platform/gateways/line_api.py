@@ -21,6 +21,7 @@ import aiohttp
 import httpx
 from httpx_aiohttp import AiohttpTransport
 
+from activity_platform import USER_AGENT
 from activity_platform.failures import PermanentFailure, TransientFailure
 
 CONNECTIONS = 100
@@ -122,7 +123,11 @@ class LineApi:
         # httpx logs the address of each request at INFO, and the address holds the LINE id.
         logging.getLogger("httpx").setLevel(logging.WARNING)
         self._client = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {self._token}", "Accept": "application/json"},
+            headers={
+                "Authorization": f"Bearer {self._token}",
+                "Accept": "application/json",
+                "User-Agent": USER_AGENT,
+            },
             transport=AiohttpTransport(client=_session(self._connections)),
             timeout=self._timeout,
         )

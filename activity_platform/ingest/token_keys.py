@@ -13,6 +13,7 @@ import jwt
 import msgspec
 from jwt.algorithms import get_default_algorithms
 
+from activity_platform import USER_AGENT
 from activity_platform.failures import TransientFailure, UsageError
 from activity_platform.settings import HMAC_ALGORITHMS, Settings
 
@@ -126,7 +127,11 @@ class _KeySet(msgspec.Struct):
 
 async def _download(url: str) -> bytes:
     content = bytearray()
-    async with httpx.AsyncClient(timeout=FETCH_SECONDS) as client, client.stream("GET", url) as response:
+    headers = {"User-Agent": USER_AGENT}
+    async with (
+        httpx.AsyncClient(timeout=FETCH_SECONDS, headers=headers) as client,
+        client.stream("GET", url) as response,
+    ):
         response.raise_for_status()
         async for chunk in response.aiter_bytes():
             content += chunk
