@@ -245,9 +245,16 @@ def _schemas() -> Schema:
         },
         "Edges": {
             "type": "object",
-            "properties": {"edges": {"type": "array", "maxItems": MOST, "items": _edge()}},
+            "properties": {
+                "edges": {
+                    "type": "array",
+                    "maxItems": MOST,
+                    "items": {"$ref": "#/components/schemas/Edge"},
+                }
+            },
             "required": ["edges"],
         },
+        "Edge": _edge(),
         "Problem": _problem_schema(),
     }
 

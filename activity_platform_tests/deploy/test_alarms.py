@@ -181,7 +181,7 @@ def test_the_rules_are_rules() -> None:
     )
     assert done.returncode == 0, done.stderr
     for rule in rules():
-        assert rule["annotations"].keys() == {"summary", "cure"}
+        assert rule["annotations"].keys() == {"summary", "cure", "runbook"}
 
 
 def test_every_limit_has_its_alarm_with_the_same_numbers() -> None:
