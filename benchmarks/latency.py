@@ -149,7 +149,8 @@ def _events(one: Account, api_url: str, options: Options, seconds: list[float]) 
         def all_folded() -> bool:
             for (actor,) in connection.execute(ACTORS):
                 if actor in accepted:
-                    _note("an event", seconds, accepted.pop(actor))
+                    seconds.append(time.monotonic() - accepted.pop(actor))
+                    say(f"latency: an event: {seconds[-1]:.1f} s")
             return not accepted
 
         for number in range(options.size(EVENTS)):
@@ -168,20 +169,18 @@ def _activities(one: Account, options: Options, first: list[float], others: list
         for number in range(options.size(SILENCES)):
             if number:
                 time.sleep(SILENCE_SECONDS)
-            _note("a last activity after silence", first, _moved(one, connection))
+            first.append(_seconds(partial(_move, one, connection)))
+            say(f"latency: a last activity after silence: {first[-1]:.1f} s")
             for _ in range(options.size(MESSAGES)):
-                others.append(time.monotonic() - _moved(one, connection))
+                others.append(_seconds(partial(_move, one, connection)))
                 time.sleep(MESSAGES_APART_SECONDS)
 
 
-def _moved(one: Account, connection: psycopg.Connection) -> float:
-    """Returns once an activity that is sent now has reached its row; the moment when it was sent."""
+def _move(one: Account, connection: psycopg.Connection) -> None:
+    """Sends an activity and returns once it has reached its row."""
     user = line_user_id(1)
-    sent = time.monotonic()
-    milliseconds = _send_activity(one, user)
-    keys = [milliseconds, one.line_oa_id, user]
+    keys = [_send_activity(one, user), one.line_oa_id, user]
     _wait_until(partial(_is_true, connection, MOVED, keys))
-    return sent
 
 
 def _send_activity(one: Account, user: str) -> int:
@@ -199,11 +198,15 @@ def _send_activity(one: Account, user: str) -> int:
 def _imports(one: Account, options: Options, seconds: list[float]) -> None:
     path = one.upload(MEMBERS)
     for _ in range(options.size(IMPORTS)):
-        audience = one.add_audience()
-        sent = time.monotonic()
-        one.create(audience, path)
-        _wait_until(partial(_is_true, one.connection, DONE, [audience]))
-        _note("an audience", seconds, sent)
+        seconds.append(_seconds(partial(_send_import, one, path)))
+        say(f"latency: an audience: {seconds[-1]:.1f} s")
+
+
+def _send_import(one: Account, path: str) -> None:
+    """Sends a command and returns once it is done."""
+    audience = one.add_audience()
+    one.create(audience, path)
+    _wait_until(partial(_is_true, one.connection, DONE, [audience]))
 
 
 def _connected(one: Account) -> psycopg.Connection:
@@ -221,8 +224,3 @@ def _wait_until(happened: Callable[[], bool]) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"nothing happened for {PATIENCE_SECONDS} s")
         time.sleep(LOOK_SECONDS)
-
-
-def _note(what: str, seconds: list[float], sent: float) -> None:
-    seconds.append(time.monotonic() - sent)
-    say(f"latency: {what}: {seconds[-1]:.1f} s")
