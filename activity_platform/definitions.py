@@ -4,7 +4,16 @@ import os
 
 import dagster as dg
 
-from activity_platform.defs import activity, alerts, audience, health, housekeeping, last_activity, resources
+from activity_platform.defs import (
+    activity,
+    alerts,
+    audience,
+    health,
+    housekeeping,
+    last_activity,
+    resources,
+    training,
+)
 from activity_platform.settings import Settings
 
 BY_DOMAIN = {
@@ -20,10 +29,16 @@ def build_defs(settings: Settings) -> dg.Definitions:
     return dg.Definitions.merge(
         dg.Definitions(resources=resources.resources(settings), executor=dg.in_process_executor),
         *(BY_DOMAIN[domain]() for domain in settings.domains if domain in BY_DOMAIN),
+        *_training(settings),
         housekeeping.definitions(settings.domains),
         health.definitions(settings.domains),
         alerts.definitions(),
     )
+
+
+def _training(settings: Settings) -> list[dg.Definitions]:
+    """The training corpus, where there is a bucket for it."""
+    return [training.definitions()] if "activity" in settings.domains and settings.s3_bucket else []
 
 
 @dg.definitions

@@ -91,3 +91,14 @@ DAY = f"""
     ) AS event
     ORDER BY user_id, created_at, id
 """  # noqa: S608
+
+#: Months in which events were folded that are not erased. A slice that reaches into a month by less than a
+#: day may hold events of the month before alone. Primary key.
+FOLDED_MONTHS = f"""
+    SELECT date_trunc('month', upper, 'UTC')::date
+    FROM activity_rollup_slice
+    WHERE name IN (%(name)s, '{ERASED}')
+    GROUP BY 1
+    HAVING sum(events) > 0 AND max(upper) > date_trunc('month', max(upper), 'UTC') + interval '1 day'
+    ORDER BY 1
+"""  # noqa: S608
