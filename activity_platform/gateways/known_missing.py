@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import redis
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from activity_platform.failures import TransientFailure
+from activity_platform.gateways.queue import outages_named
+
+KEY_PREFIX = "line_missing:"
+SCANNED_AT_ONCE = 1_000
 
 
 class KnownMissing:
@@ -19,7 +24,7 @@ class KnownMissing:
 
     def __init__(self, redis: Redis, line_oa_id: int, hours: float) -> None:
         self._redis = redis
-        self._prefix = f"line_missing:{line_oa_id}:"
+        self._prefix = f"{KEY_PREFIX}{line_oa_id}:"
         self._milliseconds = int(hours * 3_600_000)
 
     async def among(self, user_ids: Sequence[str]) -> set[str]:
@@ -43,6 +48,21 @@ class KnownMissing:
                 await pipeline.execute()
         except RedisError as error:
             raise _away(error) from error
+
+
+def forget_missing(client: redis.Redis, line_oa_id: int, user_id: str) -> int:
+    """Forgets that the id was missing; returns 1 if it was remembered. Raises `QueueAway`."""
+    with outages_named():
+        return int(client.unlink(f"{KEY_PREFIX}{line_oa_id}:{user_id}"))
+
+
+def forget_all_missing(client: redis.Redis, line_oa_id: int) -> int:
+    """Forgets all missing ids of the OA; returns how many. Looks at every key. Raises `QueueAway`."""
+    forgotten = 0
+    with outages_named():
+        for key in client.scan_iter(match=f"{KEY_PREFIX}{line_oa_id}:*", count=SCANNED_AT_ONCE):
+            forgotten += int(client.unlink(key))
+    return forgotten
 
 
 def _away(error: RedisError) -> TransientFailure:

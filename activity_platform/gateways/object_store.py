@@ -156,6 +156,17 @@ class ObjectStore:
                 for folder in page.get("CommonPrefixes", ()):
                     yield folder["Prefix"].removeprefix(location.key).rstrip("/")
 
+    def list_keys(self, prefix: str) -> Iterator[str]:
+        """The names of the bucket's objects that begin with `prefix`, in their order."""
+        location = self.locate(prefix)
+        with _failures_named():
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=location.bucket, Prefix=location.key
+            )
+            for page in pages:
+                for found in page.get("Contents", ()):
+                    yield found["Key"]
+
     def find_metadata(self, path: str) -> dict[str, str] | None:
         """What its writer noted on the object; None when there is no such object."""
         location = self.locate(path)

@@ -8,7 +8,8 @@ import pytest
 from redis.asyncio import Redis
 
 from activity_platform.failures import TransientFailure
-from activity_platform.gateways.known_missing import KnownMissing
+from activity_platform.gateways import queue
+from activity_platform.gateways.known_missing import KnownMissing, forget_all_missing, forget_missing
 from activity_platform.local.server import free_port
 from activity_platform_tests.simulated_line import user_id
 
@@ -30,6 +31,22 @@ def test_remembered_ids_are_known_to_their_oa_alone(redis_url: str) -> None:
         return [await KnownMissing(redis, oa, hours=6).among([A, B, C]) for oa in (1, 2)]
 
     assert with_redis(redis_url, known) == [{A, B}, set()]
+
+
+def test_ids_are_forgotten_on_demand(redis_url: str) -> None:
+    async def remember(redis: Redis) -> None:
+        await KnownMissing(redis, 1, hours=6).remember([A, B, C])
+        await KnownMissing(redis, 11, hours=6).remember([A])
+
+    async def known(redis: Redis) -> list[set[str]]:
+        return [await KnownMissing(redis, oa, hours=6).among([A, B, C]) for oa in (1, 11)]
+
+    with_redis(redis_url, remember)
+    with queue.connect(redis_url) as client:
+        assert [forget_missing(client, 1, A), forget_missing(client, 1, A)] == [1, 0]
+        assert with_redis(redis_url, known) == [{B, C}, {A}]
+        assert forget_all_missing(client, 1) == 2
+    assert with_redis(redis_url, known) == [set(), {A}]
 
 
 def test_an_id_is_forgotten_after_the_hours(redis_url: str) -> None:

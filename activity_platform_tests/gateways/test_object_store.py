@@ -67,10 +67,11 @@ def test_a_copy_has_its_own_notes(store: ObjectStore, folder: str) -> None:
         store.get_file(f"{folder}/c", copy)
 
 
-def test_folders_are_listed_once_each(store: ObjectStore, folder: str) -> None:
+def test_folders_are_listed_once_each_and_objects_by_name(store: ObjectStore, folder: str) -> None:
     for name in ("dt=2/a", "dt=1/a", "dt=1/b", "dt=x", "other/a"):
         store.put(f"{folder}/{name}", b"", content_type="text/plain")
     assert list(store.list_folders(f"{folder}/dt=")) == ["1", "2"]
+    assert list(store.list_keys(f"{folder}/dt=1")) == [f"{folder}/dt=1/a", f"{folder}/dt=1/b"]
 
 
 def test_a_deleted_object_is_missing_and_may_be_deleted_again(store: ObjectStore, folder: str) -> None:
