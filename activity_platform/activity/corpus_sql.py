@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from psycopg import sql
 
-from activity_platform.activity.rollup_sql import ERASED, FOLDABLE_VERBS
+from activity_platform.activity.rollup_sql import FOLDABLE_VERBS
 
 #: Rows and the sum of their ids by UTC day.
 COUNT_DAYS = """
@@ -32,26 +32,22 @@ COPY_EXPORTED = "COPY exported FROM STDIN"
 #: Events of the day that no edge holds. Gone with the transaction.
 CREATE_LATE = "CREATE TEMPORARY TABLE late_event (id bigint) ON COMMIT DROP"
 
-#: The span of the slices that touch the day, widened to the day, and how many events they folded, less those
-#: that were erased. By the primary key.
-SPAN_OF_SLICES = f"""
+#: The span of the slices that touch the day, widened to the day, and how many events they folded. By the
+#: primary key.
+SPAN_OF_SLICES = """
     SELECT least(min(lower), %(start)s::timestamptz - interval '1 microsecond'),
            greatest(max(upper), %(end)s::timestamptz - interval '1 microsecond'),
            coalesce(sum(events), 0)::bigint
     FROM activity_rollup_slice
-    WHERE name IN (%(name)s, '{ERASED}')
-      AND upper >= %(start)s AND lower < %(end)s::timestamptz - interval '1 microsecond'
-"""  # noqa: S608
+    WHERE name = %(name)s AND upper >= %(start)s AND lower < %(end)s::timestamptz - interval '1 microsecond'
+"""
 
 #: Events of a window of slices with their places in their slice. A slice folded the first of its events by
 #: id, as many as it says: ids are given at the insert, and what came after the slice has a higher one.
 #: `folded` is null where no slice was. Slices by primary key.
-_RANKED = """
-    SELECT event.id, event.created_at,
-           row_number() OVER (PARTITION BY slice.upper ORDER BY event.id) AS place,
-           slice.events + coalesce((
-               SELECT events FROM activity_rollup_slice AS erased
-               WHERE erased.name = {erased} AND erased.upper = slice.upper), 0) AS folded
+RANKED = """
+    SELECT event.id, event.created_at, slice.events AS folded,
+           row_number() OVER (PARTITION BY slice.upper ORDER BY event.id) AS place
     FROM activity_events AS event
     LEFT JOIN LATERAL (
         SELECT lower, upper, events FROM activity_rollup_slice
@@ -62,9 +58,9 @@ _RANKED = """
 
 #: Events of the day that came after their slice.
 FIND_LATE = sql.SQL(f"""
-    INSERT INTO late_event SELECT id FROM ({_RANKED}) AS ranked
+    INSERT INTO late_event SELECT id FROM ({RANKED}) AS ranked
     WHERE created_at >= %(start)s AND created_at < %(end)s AND (folded IS NULL OR place > folded)
-""").format(verbs=FOLDABLE_VERBS, erased=ERASED)  # noqa: S608
+""").format(verbs=FOLDABLE_VERBS)  # noqa: S608
 
 _NEW = """
     FROM activity_events AS event
@@ -92,13 +88,13 @@ DAY = f"""
     ORDER BY user_id, created_at, id
 """  # noqa: S608
 
-#: Months in which events were folded that are not erased. A slice that reaches into a month by less than a
-#: day may hold events of the month before alone. Primary key.
-FOLDED_MONTHS = f"""
+#: Months in which events were folded. A slice that reaches into a month by less than a day may hold events of
+#: the month before alone. Primary key.
+FOLDED_MONTHS = """
     SELECT date_trunc('month', upper, 'UTC')::date
     FROM activity_rollup_slice
-    WHERE name IN (%(name)s, '{ERASED}')
+    WHERE name = %(name)s
     GROUP BY 1
     HAVING sum(events) > 0 AND max(upper) > date_trunc('month', max(upper), 'UTC') + interval '1 day'
     ORDER BY 1
-"""  # noqa: S608
+"""

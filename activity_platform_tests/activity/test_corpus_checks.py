@@ -65,8 +65,7 @@ def test_a_folded_month_of_which_nothing_is_left_is_a_gap(
     connection.execute(
         "INSERT INTO activity_rollup_slice (name, lower, upper, events, edges) VALUES"
         " ('interaction_edges', '2026-07-02Z', '2026-07-30Z', 5, 5),"
-        " ('interaction_edges', '2026-08-02Z', '2026-08-30Z', 5, 5),"
-        " ('interaction_edges:erased', '2026-08-02Z', '2026-08-30Z', -5, 0),"
+        " ('interaction_edges', '2026-08-02Z', '2026-08-30Z', 0, 5),"
         " ('interaction_edges', '2026-09-14Z', '2026-09-17Z', 6, 2),"
         " ('interaction_edges', '2026-09-30 23:59Z', '2026-10-01 00:01Z', 1, 1)"
     )

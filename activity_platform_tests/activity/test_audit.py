@@ -1,0 +1,252 @@
+"""The audit: edges as their events make them, beside the live ones."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import LiteralString
+
+import psycopg
+import pytest
+
+from activity_platform.activity.audit import Difference, Scope, audit_edges, audit_sample
+from activity_platform.activity.corpus import Corpus
+from activity_platform.activity.corpus_export import export_days
+from activity_platform.activity.corpus_rewrite import rewrite_day
+from activity_platform.activity.partition_plan import month_of
+from activity_platform.activity.partitions import maintain
+from activity_platform.activity.retention import forget
+from activity_platform.activity.rollup import fold
+from activity_platform.activity.vocabulary import Verb
+from activity_platform_tests.activity.corpus_files import bucket_of_its_own
+from activity_platform_tests.activity.log_rows import add_event, set_watermark
+
+NOW = datetime.now(UTC)
+OLD_MONTH = month_of(NOW - timedelta(days=45))
+MONTH_AGO, YESTERDAY = OLD_MONTH + timedelta(days=14), NOW - timedelta(days=1)
+
+
+@pytest.fixture
+def files(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Corpus:
+    return Corpus(bucket_of_its_own(environment, monkeypatch))
+
+
+def _audit(
+    database_url: str, files: Corpus | None = None, days: int | None = None
+) -> tuple[Scope, list[Difference]]:
+    with audit_edges(database_url, files, days=days) as found:
+        return found.scope, list(found.differences)
+
+
+def _told(differences: Sequence[Difference]) -> list[tuple[str, str, str | None, str | None]]:
+    return [(one.kind, one.target_id, one.expected, one.found) for one in differences]
+
+
+@pytest.fixture
+def history(connection: psycopg.Connection, database_url: str) -> None:
+    """Two folds: one event of each verb a month and a half ago, and twice yesterday on two targets."""
+    maintain(database_url, now=MONTH_AGO, retention_days=0, ahead=3)
+    for verb in Verb:
+        add_event(connection, "old", verb=verb, at=MONTH_AGO)
+        add_event(connection, "old", verb=verb, at=YESTERDAY)
+        add_event(connection, "new", verb=verb, at=YESTERDAY, times=2)
+    set_watermark(connection, "now() - interval '60 days'")
+    fold(database_url, lag_seconds=30 * 86_400)
+    fold(database_url, lag_seconds=0)
+
+
+def _drop_old_month(database_url: str, connection: psycopg.Connection) -> None:
+    # Retention of a day, seen from the end of the old month, as maintenance would do it.
+    later = OLD_MONTH + timedelta(days=34)
+    assert maintain(database_url, now=later, retention_days=1, ahead=3).dropped == 1
+    forget(connection, now=NOW, most=10_000)
+
+
+PLANTED: list[tuple[LiteralString, str]] = [
+    ("DELETE FROM interaction_edges WHERE {edge}", "missing"),
+    (
+        "INSERT INTO interaction_edges"
+        " SELECT actor_id, edge_type, target_type, 'other', 1, 1, first_at, last_at"
+        " FROM interaction_edges WHERE {edge}",
+        "surplus",
+    ),
+    ("UPDATE interaction_edges SET weight = weight + 0.5 WHERE {edge}", "weight"),
+    ("UPDATE interaction_edges SET weight = weight - 0.5 WHERE {edge}", "weight"),
+    ("UPDATE interaction_edges SET event_count = event_count + 1 WHERE {edge}", "event_count"),
+    ("UPDATE interaction_edges SET event_count = event_count - 1 WHERE {edge}", "event_count"),
+    ("UPDATE interaction_edges SET first_at = first_at - interval '1 us' WHERE {edge}", "first_at"),
+    ("UPDATE interaction_edges SET first_at = first_at + interval '1 us' WHERE {edge}", "first_at"),
+    ("UPDATE interaction_edges SET last_at = last_at - interval '1 us' WHERE {edge}", "last_at"),
+    ("UPDATE interaction_edges SET last_at = last_at + interval '1 us' WHERE {edge}", "last_at"),
+]
+EDGE = "edge_type = 'saved' AND target_id = 'new'"
+
+
+@pytest.mark.usefixtures("history")
+def test_edges_that_are_as_their_events_make_them_do_not_differ(database_url: str) -> None:
+    for days in (None, 7, 400):
+        scope, differences = _audit(database_url, days=days)
+        assert differences == []
+        assert (scope.edges, scope.partly, scope.late, scope.unknown) == (12, 6 if days == 7 else 0, 0, 0)
+        assert scope.events == (24 if days == 7 else 32)
+
+
+@pytest.mark.usefixtures("history")
+@pytest.mark.parametrize("days", [None, 7])
+def test_each_kind_of_difference_is_found(
+    database_url: str, connection: psycopg.Connection, days: int | None
+) -> None:
+    for change, kind in PLANTED:
+        with psycopg.connect(database_url) as planting:
+            planting.execute("CREATE TABLE kept AS SELECT * FROM interaction_edges")
+            planting.execute(change.replace("{edge}", EDGE))
+        assert [one.kind for one in _audit(database_url, days=days)[1]] == [kind], change
+        with psycopg.connect(database_url) as planting:
+            planting.execute("DELETE FROM interaction_edges")
+            planting.execute("INSERT INTO interaction_edges SELECT * FROM kept")
+            planting.execute("DROP TABLE kept")
+    assert _audit(database_url, days=days)[1] == []
+
+
+@pytest.mark.usefixtures("history")
+def test_a_difference_says_what_is_expected_and_what_is_there(
+    database_url: str, connection: psycopg.Connection
+) -> None:
+    connection.execute("DELETE FROM interaction_edges WHERE edge_type = 'saved' AND target_id = 'new'")
+    connection.execute("UPDATE interaction_edges SET weight = 4 WHERE edge_type = 'saved'")
+    assert _told(_audit(database_url)[1]) == [("missing", "new", "2", None), ("weight", "old", "6", "4")]
+
+
+@pytest.mark.usefixtures("history")
+def test_an_older_edge_holds_at_least_what_the_window_knows(
+    database_url: str, connection: psycopg.Connection
+) -> None:
+    edge = "edge_type = 'saved' AND target_id = 'old'"
+    connection.execute(f"UPDATE interaction_edges SET weight = weight + 3 WHERE {edge}")
+    assert _audit(database_url, days=7)[1] == []
+    connection.execute(
+        f"UPDATE interaction_edges SET weight = 2.5, event_count = 0, last_at = now() WHERE {edge}"
+    )
+    assert [one.kind for one in _audit(database_url, days=7)[1]] == ["weight", "event_count", "last_at"]
+
+
+@pytest.mark.usefixtures("history")
+def test_days_that_are_gone_from_the_log_come_from_the_corpus(
+    database_url: str, connection: psycopg.Connection, files: Corpus
+) -> None:
+    export_days(database_url, files)
+    _drop_old_month(database_url, connection)
+
+    scope, differences = _audit(database_url, files)
+    assert differences == []
+    assert (scope.partly, scope.events, scope.unknown) == (0, 32, 0)
+
+    connection.execute("UPDATE interaction_edges SET event_count = 3 WHERE target_id = 'old' AND weight = 6")
+    assert {one.kind for one in _audit(database_url, files)[1]} == {"event_count"}
+
+
+@pytest.mark.usefixtures("history")
+def test_history_that_is_nowhere_is_told_and_not_taken_for_a_difference(
+    database_url: str, connection: psycopg.Connection
+) -> None:
+    _drop_old_month(database_url, connection)
+
+    scope, differences = _audit(database_url)
+
+    assert differences == []
+    assert (scope.unknown, scope.partly, scope.edges) == (8, 6, 12)
+    assert MONTH_AGO <= scope.since < YESTERDAY
+    connection.execute("UPDATE interaction_edges SET weight = weight + 1 WHERE target_id = 'new'")
+    assert {one.kind for one in _audit(database_url)[1]} == {"weight"}
+
+
+@pytest.mark.usefixtures("history")
+def test_late_events_are_told_and_not_taken_for_a_difference(
+    database_url: str, connection: psycopg.Connection, files: Corpus
+) -> None:
+    for target in ("old", "late"):
+        add_event(connection, target, at=YESTERDAY)
+        add_event(connection, target, at=MONTH_AGO - timedelta(minutes=1))
+    assert (_audit(database_url)[0].late, _audit(database_url)[1]) == (4, [])
+
+    export_days(database_url, files)
+    _drop_old_month(database_url, connection)
+    add_event(connection, "later", at=MONTH_AGO + timedelta(minutes=1))
+    add_event(connection, "later", at=MONTH_AGO - timedelta(days=1))
+    scope, differences = _audit(database_url, files)
+    assert differences == []
+    assert (scope.unknown, scope.partly) == (0, 0)
+    assert scope.late >= 4
+
+
+@pytest.mark.usefixtures("history")
+def test_users_who_are_being_erased_are_passed_over(
+    database_url: str, connection: psycopg.Connection, files: Corpus
+) -> None:
+    add_event(connection, "t", user="gone", at=MONTH_AGO)
+    connection.execute(
+        "INSERT INTO activity_events (user_id, verb, object_type, object_id, created_at)"
+        " VALUES ('u1', 'tap', 'user', 'gone', %s)",
+        [MONTH_AGO],
+    )
+    set_watermark(connection, "'epoch'")
+    connection.execute("DELETE FROM interaction_edges")
+    connection.execute("DELETE FROM activity_rollup_slice")
+    fold(database_url, lag_seconds=0)
+    export_days(database_url, files)
+    _drop_old_month(database_url, connection)
+    connection.execute("DELETE FROM interaction_edges WHERE actor_id = 'gone' OR target_id = 'gone'")
+    connection.execute(
+        "INSERT INTO activity_rollup_slice (name, lower, upper, events, edges)"
+        " VALUES ('interaction_edges:erased', '0001-01-02Z', '0001-01-02Z', -2, 2)"
+    )
+    assert [one.kind for one in _audit(database_url, files)[1]] == ["missing", "missing"]
+
+    connection.execute("INSERT INTO erasure (kind, subject) VALUES ('user', 'gone')")
+    assert _audit(database_url, files)[1] == []
+
+    for day in files.days():
+        rewrite_day(connection, files, day, ["gone"])
+    connection.execute("UPDATE erasure SET subject = NULL, finished_at = now()")
+    scope, differences = _audit(database_url, files)
+    assert (scope.unknown, differences) == (0, [])
+
+
+@pytest.mark.usefixtures("history")
+def test_it_reads_one_moment_while_events_are_folded(database_url: str) -> None:
+    ended = threading.Event()
+
+    def write_and_fold() -> None:
+        with psycopg.connect(database_url, autocommit=True) as writer:
+            while not ended.is_set():
+                add_event(writer, f"t{random.randrange(5)}", verb=random.choice(list(Verb)), times=20)
+                fold(database_url, lag_seconds=0)
+
+    thread = threading.Thread(target=write_and_fold)
+    thread.start()
+    try:
+        for _ in range(5):
+            scope, differences = _audit(database_url)
+            assert differences == []
+            assert scope.unknown == 0
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.usefixtures("history")
+def test_a_sample_of_actors_tells_of_their_edges(database_url: str, connection: psycopg.Connection) -> None:
+    with audit_sample(database_url, days=7, most=10) as found:
+        assert list(found.differences) == []
+        assert found.scope.edges == 12
+    connection.execute("UPDATE interaction_edges SET weight = 100 WHERE target_id = 'new'")
+    with audit_sample(database_url, days=7, most=10) as found:
+        assert {one.kind for one in found.differences} == {"weight"}
+
+
+def test_an_empty_platform_has_nothing_to_tell(database_url: str, files: Corpus) -> None:
+    scope, differences = _audit(database_url, files)
+    assert (scope.edges, scope.events, differences) == (0, 0, [])
+    assert scope.since.year == 1
