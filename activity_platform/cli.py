@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from activity_platform import __version__
-from activity_platform.commands import activity, audience, operation, queues, stack
+from activity_platform.commands import activity, audience, corpus, operation, queues, stack
 from activity_platform.console import Commands
 
 
@@ -19,6 +19,7 @@ for command in (
     *(stack.services, stack.dev, stack.demo),
     *(operation.migrate, operation.doctor, operation.ingest, operation.token),
     *(activity.rollup, activity.edges, activity.partitions),
+    *(corpus.export_corpus, corpus.audit_edges),
     *(queues.queue, queues.last_activity),
     *(audience.audience, audience.oa, audience.triggers),
 ):

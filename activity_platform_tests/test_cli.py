@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import jwt
 import psycopg
@@ -17,6 +18,8 @@ import pytest
 from activity_platform.local import registry
 from activity_platform.local.services import Stack
 from activity_platform.settings import Settings
+from activity_platform_tests.activity.corpus_files import bucket_of_its_own
+from activity_platform_tests.activity.log_rows import add_event
 from activity_platform_tests.command_line import run_command
 
 AWAY = "postgresql://user:password@127.0.0.1:9/nowhere"
@@ -39,6 +42,12 @@ def run(environment: dict[str, str]) -> Run:
         return run_command(arguments, kept, typed=typed)
 
     return run
+
+
+@pytest.fixture
+def bucket(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket that holds no other test's corpus."""
+    bucket_of_its_own(environment, monkeypatch)
 
 
 def _rows(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
@@ -70,6 +79,27 @@ def test_events_become_edges_from_the_command_line(run: Run, connection: psycopg
     ]
     assert len(_rows(run("edges", "ann", "--edge-type", "saved", "--limit", "1"))) == 1
     assert _rows(run("edges", "nobody")) == []
+
+
+@pytest.mark.usefixtures("bucket")
+def test_an_edge_that_was_changed_by_hand_is_told(run: Run, connection: psycopg.Connection) -> None:
+    add_event(connection, "e1", user="ann", at="2026-01-10T12:00Z", times=2)
+    run("rollup")
+    assert _rows(run("export-corpus")) == [
+        {"day": "2026-01-10", "rows": 2, "late": 0, "bytes": ANY, "written": True}
+    ]
+    sound = run("audit-edges", without=("S3_BUCKET",))
+    assert (sound.returncode, sound.stdout) == (0, "")
+    assert "1 edges compared with 2 events folded from the first event" in sound.stderr
+    assert "S3_BUCKET is not set" in sound.stderr
+
+    connection.execute("UPDATE interaction_edges SET weight = 7")
+    done = run("audit-edges", "--days", "4000")
+    assert done.returncode == 1
+    (told,) = (json.loads(line) for line in done.stdout.splitlines())
+    assert (told["kind"], told["actor_id"], told["target_id"]) == ("weight", "ann", "e1")
+    assert (told["expected"], told["found"]) == ("6", "7")
+    assert done.stderr.splitlines()[-1] == "differences: 1"
 
 
 def test_migrate_provisions_the_hot_months_and_is_repeatable(run: Run) -> None:
