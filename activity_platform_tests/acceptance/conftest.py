@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import psycopg
 import pytest
@@ -10,6 +12,9 @@ from psycopg import sql
 
 from activity_platform.local.programs import Programs
 from activity_platform.local.services import DATABASE, Stack
+from activity_platform.settings import Settings
+from activity_platform_tests.audience_world import World, world_of
+from activity_platform_tests.simulated_line import SimulatedLine
 
 LAG_SECONDS = "1"
 VALKEY_DATABASE = "1"  # the sensors would take what other tests put into the first
@@ -34,3 +39,33 @@ def platform(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     }
     with Programs(tmp_path_factory.mktemp("platform"), environment) as programs:
         yield programs
+
+
+@pytest.fixture
+def world(platform: Programs, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """An account of its own on the running platform, and a LINE without scripted answers."""
+    for name, value in platform.environment.items():
+        if name.startswith("AWS_"):
+            monkeypatch.setenv(name, value)
+    settings = Settings.load(platform.environment)
+    SimulatedLine(settings.line_api_base_url).reset()
+    with (
+        psycopg.connect(settings.database_url, autocommit=True) as connection,
+        world_of(settings, connection) as world,
+    ):
+        yield world
+
+
+def until(condition: Callable[[], Any], seconds: float) -> Any:
+    """What `condition` returns once it is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.5)
+    return found
+
+
+def wait_until_empty(world: World, seconds: float) -> None:
+    """Until no audience queue holds a message."""
+    queues = ("create_audience", "update_audience", "mookept_audience", "delete_audience")
+    until(lambda: not any(world.services.queues.depth(queue) for queue in queues), seconds)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -12,6 +10,7 @@ import psycopg
 from activity_platform.ingest.auth import development_token
 from activity_platform.local.programs import Programs
 from activity_platform.settings import Settings
+from activity_platform_tests.acceptance.conftest import until
 
 NEXT_MINUTE_SECONDS = 150  # the schedule's minute, the start of a run, on a machine that is busy with tests
 
@@ -22,15 +21,6 @@ MATERIALIZATIONS = """
       metadataEntries { label ... on IntMetadataEntry { intValue } ... on FloatMetadataEntry { floatValue } }
     } } } }
 """
-
-
-def until(condition: Callable[[], Any], seconds: float) -> Any:
-    """What `condition` returns once it is true."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.5)
-    return found
 
 
 def test_an_event_posted_over_http_is_read_back_as_an_edge(platform: Programs) -> None:

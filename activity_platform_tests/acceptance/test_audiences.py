@@ -6,16 +6,16 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
-import psycopg
 import pytest
 
 from activity_platform.local.programs import Programs
 from activity_platform.settings import Settings
-from activity_platform_tests.audience_world import World, world_of
+from activity_platform_tests.acceptance.conftest import wait_until_empty
+from activity_platform_tests.audience_world import World
 from activity_platform_tests.simulated_line import SimulatedLine, user_ids
 
 A, B, C, D, E = (f"U{letter * 32}" for letter in "abcde")
@@ -27,28 +27,6 @@ query ($entry: String!) {
   } } } }
 """
 RUN_PID = re.compile(r"Started process for run \(pid: (\d+)\)")
-
-
-@pytest.fixture
-def world(platform: Programs, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    for name, value in platform.environment.items():
-        if name.startswith("AWS_"):
-            monkeypatch.setenv(name, value)
-    settings = Settings.load(platform.environment)
-    SimulatedLine(settings.line_api_base_url).reset()
-    with (
-        psycopg.connect(settings.database_url, autocommit=True) as connection,
-        world_of(settings, connection) as world,
-    ):
-        yield world
-
-
-def wait_until_empty(world: World, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    queues = ("create_audience", "update_audience", "mookept_audience", "delete_audience")
-    while any(world.services.queues.depth(queue) for queue in queues):
-        assert time.monotonic() < deadline, "the queues don't get empty"
-        time.sleep(0.5)
 
 
 def test_messages_of_two_audiences_end_in_their_order(world: World) -> None:

@@ -247,6 +247,7 @@ def test_any_order_of_events_folds_and_faults_leaves_exact_sums(
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(1800)
 def test_any_order_of_events_folds_and_faults_leaves_exact_sums_in_500_scenarios(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
