@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import hypothesis
 import psycopg
 import pytest
 import redis
@@ -23,6 +24,12 @@ from activity_platform.local.services import DATABASE, Stack
 from activity_platform.settings import Settings
 
 _numbers = itertools.count(1)
+
+# How long an example takes says how busy the machine is, not whether the code is right.
+hypothesis.settings.register_profile(
+    "suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("suite")
 
 #: Tests that start every program of the platform: one worker runs them, one after the other.
 PLATFORM_TESTS = ("activity_platform_tests/acceptance/", "activity_platform_tests/deploy/test_commands.py")
