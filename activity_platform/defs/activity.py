@@ -1,11 +1,12 @@
 """Activity in Dagster: the log as an observed asset, edges and partitions as scheduled ones."""
 
+from collections import Counter
 from datetime import timedelta
 
 import dagster as dg
 import psycopg
 
-from activity_platform.activity import checks, log_size, rollup
+from activity_platform.activity import audit, checks, log_size, rollup
 from activity_platform.activity.maintenance import maintain_log
 from activity_platform.defs.jobs import JobClass, every, job_tags
 from activity_platform.defs.pages import asset_check
@@ -15,6 +16,7 @@ from activity_platform.settings import Settings
 
 GROUP = "activity"
 LAG_SECONDS_AT_MOST = 300  # five times the schedule's minute
+SAMPLE_DAYS, SAMPLE_ACTORS = 1, 100
 
 activity_events = dg.AssetSpec(
     "activity_events",
@@ -90,6 +92,24 @@ def no_event_came_late(settings: SettingsResource) -> dg.AssetCheckResult:
     )
 
 
+@asset_check(asset=interaction_edges)
+def edges_equal_their_events(settings: SettingsResource) -> dg.AssetCheckResult:
+    """Edges of some actors, chosen at random, are what their events of the last day make them."""
+    with audit.audit_sample(settings.database_url, days=SAMPLE_DAYS, most=SAMPLE_ACTORS) as found:
+        kinds = Counter(difference.kind for difference in found.differences)
+    return dg.AssetCheckResult(
+        passed=not kinds,
+        metadata={
+            "edges_compared": found.scope.edges,
+            "differences": kinds.total(),
+            "kinds": ", ".join(sorted(kinds)) or "none",
+            "window_start": dg.MetadataValue.timestamp(found.scope.since),
+            "late_events": found.scope.late,
+            "events_that_are_nowhere": found.scope.unknown,
+        },
+    )
+
+
 @dg.asset(group_name=GROUP, kinds={"postgres"})
 def activity_event_partitions(
     context: dg.AssetExecutionContext, settings: SettingsResource
@@ -153,9 +173,17 @@ def observe_activity_events_job() -> None:
 
 interaction_edges_job = dg.define_asset_job(
     "interaction_edges_job",
-    selection=dg.AssetSelection.assets(interaction_edges),
+    selection=dg.AssetSelection.assets(interaction_edges).without_checks()
+    | dg.AssetSelection.checks(edges_keep_up, edges_hold_every_event, no_event_came_late),
     description="Folds new events into edges.",
     tags=job_tags(JobClass.FOLD),
+)
+
+edges_audit_job = dg.define_asset_job(
+    "edges_audit_job",
+    selection=dg.AssetSelection.checks(edges_equal_their_events),
+    description="Compares edges of some actors with their events.",
+    tags=job_tags(JobClass.OBSERVATION),
 )
 
 activity_event_partitions_job = dg.define_asset_job(
@@ -174,10 +202,17 @@ def definitions() -> dg.Definitions:
     """The assets, jobs and schedules of activity."""
     return dg.Definitions(
         assets=[activity_events, interaction_edges, activity_event_partitions],
-        asset_checks=[edges_keep_up, edges_hold_every_event, no_event_came_late, months_are_in_place],
-        jobs=[interaction_edges_job, activity_event_partitions_job, observe_activity_events_job],
+        asset_checks=[
+            *(edges_keep_up, edges_hold_every_event, no_event_came_late, edges_equal_their_events),
+            months_are_in_place,
+        ],
+        jobs=[
+            *(interaction_edges_job, edges_audit_job),
+            *(activity_event_partitions_job, observe_activity_events_job),
+        ],
         schedules=[
             every("* * * * *", interaction_edges_job.name, "Folds once a minute."),
+            every("47 * * * *", edges_audit_job.name, "Compares some edges with their events once an hour."),
             every("17 * * * *", activity_event_partitions_job.name, "Maintains the months once an hour."),
             every("*/5 * * * *", observe_activity_events_job.name, "Looks at the log every five minutes."),
         ],

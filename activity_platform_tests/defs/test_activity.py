@@ -77,6 +77,20 @@ def test_an_edge_that_nobody_accounts_for_turns_its_check_red(
     assert not _checks(_run(definitions, "interaction_edges_job"))["edges_hold_every_event"]
 
 
+def test_a_sample_of_edges_is_compared_with_their_events(
+    definitions: dg.Definitions, connection: psycopg.Connection
+) -> None:
+    connection.execute(EVENT, ["save", "5 seconds"])
+    _run(definitions, "interaction_edges_job")
+    assert _checks(_run(definitions, "edges_audit_job")) == {"edges_equal_their_events": True}
+
+    connection.execute("UPDATE interaction_edges SET weight = 2")
+    (check,) = _run(definitions, "edges_audit_job").get_asset_check_evaluations()
+    assert not check.passed
+    assert (check.metadata["differences"].value, check.metadata["kinds"].value) == (1, "weight")
+    assert "ann" not in str(check.metadata)
+
+
 def test_maintenance_shows_what_it_made_and_its_check_passes(definitions: dg.Definitions) -> None:
     result = _run(definitions, "activity_event_partitions_job")
     assert _metadata(result, "activity_event_partitions")["created"] == 4
