@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from activity_platform import __version__
-from activity_platform.commands import activity, audience, corpus, operation, queues, stack
+from activity_platform.commands import activity, audience, corpus, erase, operation, queues, stack
 from activity_platform.console import Commands
 
 
@@ -22,5 +22,6 @@ for command in (
     *(corpus.export_corpus, corpus.audit_edges),
     *(queues.queue, queues.last_activity),
     *(audience.audience, audience.oa, audience.triggers),
+    erase.erase,
 ):
     main.add_command(command)

@@ -18,6 +18,7 @@ class JobClass(StrEnum):
     OBSERVATION = "observation"
     HOUSEKEEPING = "housekeeping"
     AUDIENCE = "audience"
+    ERASURE = "erasure"
 
 
 #: Waiting runs start in this order, highest first: the short ones that others wait for before the long ones.
@@ -28,6 +29,7 @@ PRIORITY = {
     JobClass.OBSERVATION: 10,
     JobClass.HOUSEKEEPING: 0,
     JobClass.AUDIENCE: 0,
+    JobClass.ERASURE: 0,
 }
 
 
