@@ -129,8 +129,9 @@ def _import_one(one: Account, path: str) -> None:
 
 
 def _through(one: Account, api_url: str, options: Options) -> Samples:
-    """All paths at once, through the running platform."""
+    """All paths at once, through the running platform, once it has done something."""
     samples = Samples()
+    _send_import(one, one.upload(MEMBERS))
     with ThreadPoolExecutor() as threads:
         for path in [
             threads.submit(_events, one, api_url, options, samples.event),
