@@ -22,7 +22,11 @@ from activity_platform.gateways.object_store import ObjectStore, s3_client
 from activity_platform.settings import Settings
 
 APPLICATION = "activity-platform erase"
-SESSION = {"lock_timeout": "20s", "idle_in_transaction_session_timeout": "60s"}
+SESSION = {
+    "lock_timeout": "20s",
+    "idle_in_transaction_session_timeout": "60s",
+    "client_connection_check_interval": "2s",
+}
 POLL_SECONDS = 0.5
 
 _AUDIENCE_FILE = re.compile(r"/audience-([0-9]{1,19})-[^/]*\.csv\Z")
