@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import psycopg
 
@@ -58,11 +59,14 @@ class Outcome:
 class AudienceTraffic:
     """`sent` are the commands in their order, `poison` how often each worthless payload was sent."""
 
-    def __init__(self, seed: int, world: World, *, users: int, most_ids: int, pause: float) -> None:
+    def __init__(
+        self, seed: int, world: World, *, users: int, most_ids: int, commands: int, pause: float
+    ) -> None:
         self._chance = random.Random(f"{seed} audiences")
         self._world = world
         self._users = users
         self._most_ids = most_ids
+        self._count = commands
         self._pause = pause
         self.sent: list[Command] = []
         self.poison: Counter[bytes] = Counter()
@@ -74,13 +78,15 @@ class AudienceTraffic:
         }
 
     def run(self, stop: threading.Event) -> None:
-        """One message after the other. The last one leaves nothing unsent that a killed worker fired."""
-        for command in self._commands():
+        """One message after the other, up to so many. The last one comes after everything else: its worker
+        sends what a killed one fired."""
+        for command in islice(self._commands(), self._count):
             self._publish(command)
             if self._chance.random() < POISON:
                 self._publish_poison()
             if stop.wait(self._pause * 2 * self._chance.random()):
                 break
+        stop.wait()
         self._publish(self._command(self.audiences[0], MOOKEPT_AUDIENCE, 1, add=True))
 
     def expected(self) -> Outcome:

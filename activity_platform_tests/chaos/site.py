@@ -36,7 +36,7 @@ PORTS = range(21_000, 30_000)
 
 #: A run that a killed code server took along before it had started is given up after this, not after minutes.
 IMPATIENT = {
-    "start_timeout_seconds: 180": "start_timeout_seconds: 20",
+    "start_timeout_seconds: 180": "start_timeout_seconds: 60",
     "poll_interval_seconds: 30": "poll_interval_seconds: 5",
 }
 
@@ -57,9 +57,10 @@ SELECT pid, application_name FROM pg_stat_activity
 WHERE backend_type = 'client backend' AND datname = current_database() AND pid <> pg_backend_pid()
 ORDER BY pid
 """
-JOB_OF_PROCESS = """
-SELECT pipeline_name FROM event_logs JOIN runs USING (run_id)
-WHERE event LIKE %s ORDER BY event_logs.id DESC LIMIT 1
+STARTED_RUNS = r"""
+SELECT substring(event FROM 'Started process for run \(pid: ([0-9]+)\)'), pipeline_name
+FROM event_logs JOIN runs USING (run_id)
+WHERE runs.status = 'STARTED' AND event LIKE '%Started process for run (pid: %'
 """
 
 
@@ -204,7 +205,7 @@ class Site:
             Victim("code server", lambda: self._kill(code), self._start_code_server),
             Victim("code server and its runs", self._kill_group, self._start_code_server),
             Victim("daemon", lambda: self._kill(daemon), daemon.start),
-            Victim("run", lambda: self._kill_child(code, within=RUN_AWAITED_SECONDS)),
+            Victim("run", self._kill_run),
         ]
 
     @property
@@ -279,18 +280,34 @@ class Site:
         self._programs.code.stop()
         return f"process {pid} and {runs} runs"
 
-    def _kill_child(self, server: Server, within: float = 1.0) -> str | None:
-        deadline = time.monotonic() + within
-        while not (children := _workers_of(server.pid or 0)):
-            if time.monotonic() > deadline:
-                return None
-            time.sleep(0.1)
+    def _kill_child(self, server: Server) -> str | None:
+        if not (children := _workers_of(server.pid or 0)):
+            return None
         child = self._chance.choice(children)
-        job = self._job_of(child) if server is self._programs.code else None
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
-            return f"process {child}" + (f" of {job}" if job else "")
+            return f"process {child}"
         return None
+
+    def _kill_run(self) -> str | None:
+        """One that works, if there is one within some seconds; else one that begins."""
+        deadline = time.monotonic() + RUN_AWAITED_SECONDS
+        while not (working := self._working_runs()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        if not working:
+            return self._kill_child(self._programs.code)
+        pid = self._chance.choice(sorted(working))
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            return f"process {pid} of {working[pid]}"
+        return None
+
+    def _working_runs(self) -> dict[int, str]:
+        """Process and job of the code server's runs that have started."""
+        with psycopg.connect(self._stack.database_url(DAGSTER_DATABASE)) as connection:
+            started = {int(pid): str(job) for pid, job in connection.execute(STARTED_RUNS)}
+        children = _workers_of(self._programs.code.pid or 0)
+        return {pid: job for pid, job in started.items() if pid in children}
 
     def _kill_backend(self) -> str | None:
         """PostgreSQL then ends all its sessions and recovers from its log."""
@@ -304,11 +321,6 @@ class Site:
             time.sleep(0.2)  # until the server has noticed
             return f"process {pid} of {of or 'a client'}"
         return None
-
-    def _job_of(self, pid: int) -> str:
-        with psycopg.connect(self._stack.database_url(DAGSTER_DATABASE)) as connection:
-            row = connection.execute(JOB_OF_PROCESS, [f"%(pid: {pid})%"]).fetchone()
-        return str(row[0]) if row else "a run that begins"
 
 
 def _workers_of(pid: int) -> list[int]:

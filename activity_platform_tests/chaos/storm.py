@@ -27,6 +27,7 @@ from activity_platform_tests.chaos.watermark_watch import WatermarkWatch
 from activity_platform_tests.simulated_line import user_ids
 
 LOOK_SECONDS = 0.5
+TELL_SECONDS = 15.0
 
 UNFOLDED = """
 SELECT (SELECT max(created_at) FROM activity_events) > watermark FROM activity_rollup_state
@@ -37,7 +38,8 @@ UNSENT = "SELECT count(*) FROM trigger_firing WHERE published_at IS NULL"
 
 @dataclass(frozen=True)
 class Plan:
-    """How rough it gets. `seconds` is how long the kills are spread over; the traffic ends with them."""
+    """How rough it gets. `seconds` is how long kills and commands on audiences are spread over; the traffic
+    ends with the last kill. `patience_seconds`: nothing at all happens for so long only if it is stuck."""
 
     kills: int
     seconds: float
@@ -46,7 +48,7 @@ class Plan:
     durable: bool
     users: int
     most_ids: int
-    audience_pause: float
+    commands: int
 
 
 @contextmanager
@@ -98,7 +100,14 @@ def _prepare(site: Site, seed: int, plan: Plan, stack: ExitStack) -> Evidence:
         world,
         EventTraffic(site, seed),
         ActivityTraffic(site, seed, world, plan.users // 2),
-        AudienceTraffic(seed, world, users=plan.users, most_ids=plan.most_ids, pause=plan.audience_pause),
+        AudienceTraffic(
+            seed,
+            world,
+            users=plan.users,
+            most_ids=plan.most_ids,
+            commands=plan.commands,
+            pause=plan.seconds / plan.commands,
+        ),
         WatermarkWatch(site),
     )
 
@@ -146,11 +155,15 @@ def _turns(victims: Sequence[Victim], chance: random.Random) -> Iterator[Victim]
 
 def _await_rest(evidence: Evidence, site: Site, patience: float, say: Callable[[str], None]) -> None:
     say("no more kills and no more traffic; waiting for what is left to be done")
-    began = time.monotonic()
+    began = moved = told = time.monotonic()
+    before = ""
     while awaited := _awaited(evidence):
-        assert time.monotonic() < began + patience, (
-            f"stuck after {patience:.0f} s: {awaited} (see {site.logs})"
-        )
+        if awaited != before:
+            before, moved = awaited, time.monotonic()
+        if time.monotonic() > told + TELL_SECONDS:
+            told = time.monotonic()
+            say(f"still {awaited}")
+        assert time.monotonic() < moved + patience, f"stuck for {patience:.0f} s: {awaited} (see {site.logs})"
         time.sleep(LOOK_SECONDS)
         for name in site.revive():
             say(f"{name} had ended by itself; started again")
