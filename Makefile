@@ -1,6 +1,6 @@
 # Every target sets up .venv by itself. `make PYTHON=python3.12 …` chooses the interpreter.
 .DEFAULT_GOAL := help
-.PHONY: help demo test verify check bench dev env compose-test lock clean
+.PHONY: help demo test verify chaos screenshots check bench dev env compose-test lock clean
 
 BIN   := .venv/bin
 READY := .venv/.ready$(subst /,_,$(PYTHON))
@@ -21,6 +21,12 @@ test: $(READY)   ## the fast tests (under 5 minutes)
 
 verify: $(READY) ## the heavy proofs: kills, long property tests, large data
 	@$(BIN)/pytest -m heavy -n 0 --timeout 1800
+
+chaos: $(READY)  ## kill every process under traffic, with three seeds; SEED=7 for that one
+	@$(BIN)/pytest -q -s -m heavy -n 0 --timeout 1800 activity_platform_tests/chaos
+
+screenshots: $(READY) ## the pictures in docs/screenshots, taken anew in Chromium
+	@UPDATE_SCREENSHOTS=1 $(BIN)/pytest -q -m heavy -n 0 activity_platform_tests/browser
 
 check: $(READY)  ## lint, types, import contracts
 	@$(BIN)/ruff check .
