@@ -24,7 +24,7 @@ CONNECT_TIMEOUT_SECONDS = 5
 READ_TIMEOUT_SECONDS = 30
 ATTEMPTS = 4  # of one request; botocore waits up to some seconds between them
 PIECE_BYTES = 1024 * 1024
-PARTS_AT_ONCE = 2  # of an upload; each is held in memory, 8 MiB
+PARTS_IN_MEMORY = 2  # of an upload, 8 MiB each; boto3 reads ten ahead of the network otherwise
 
 _MISSING = ("NoSuchKey", "NoSuchBucket", "NoSuchVersion", "404", "NotFound")
 
@@ -122,7 +122,7 @@ class ObjectStore:
                 location.bucket,
                 location.key,
                 ExtraArgs={"ContentType": content_type, "Metadata": metadata},
-                Config=TransferConfig(max_concurrency=PARTS_AT_ONCE),
+                Config=_few_parts_in_memory(),
             )
 
     def get_file(self, path: str, file: IO[bytes]) -> None:
@@ -181,6 +181,12 @@ class ObjectStore:
         location = self.locate(path)
         with _failures_named():
             self._client.delete_object(Bucket=location.bucket, Key=location.key)
+
+
+def _few_parts_in_memory() -> TransferConfig:
+    config = TransferConfig(max_concurrency=PARTS_IN_MEMORY)
+    config.max_in_memory_upload_chunks = PARTS_IN_MEMORY
+    return config
 
 
 @contextmanager

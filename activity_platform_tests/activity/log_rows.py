@@ -8,6 +8,8 @@ from typing import LiteralString
 import psycopg
 from psycopg import sql
 
+from activity_platform.activity.vocabulary import Verb
+
 Key = tuple[str, str, str, str]
 
 
@@ -27,6 +29,27 @@ def add_event(
         sql.SQL(
             "INSERT INTO activity_events (user_id, verb, object_type, object_id, created_at) VALUES {}"
         ).format(sql.SQL(", ").join([row] * times))
+    )
+
+
+#: Events over September, evenly in time; each verb as often as any other, and every fourth with a context.
+FILL = """
+    CREATE TABLE activity_events_y2026m09 PARTITION OF activity_events
+        FOR VALUES FROM ('2026-09-01Z') TO ('2026-10-01Z');
+    INSERT INTO activity_events (user_id, verb, object_type, object_id, surface, context, created_at)
+    SELECT 'user-' || n * 7919 % 50000, ({verbs}::text[])[1 + n % {count}], 'event', 'event-' || n * 104729 % 5000,
+           'feed', CASE WHEN n % 4 = 0 THEN jsonb_build_object('rank', n % 100, 'model', 'v12') END,
+           '2026-09-01Z'::timestamptz + n * (interval '30 days' / {events})
+    FROM generate_series(0::bigint, {events} - 1) AS n;
+    ANALYZE activity_events
+"""
+
+
+def fill_september(connection: psycopg.Connection, events: int) -> None:
+    """So many events in a partition for September 2026."""
+    verbs = [str(verb) for verb in Verb]
+    connection.execute(
+        sql.SQL(FILL).format(verbs=sql.Literal(verbs), count=len(verbs), events=sql.Literal(events))
     )
 
 

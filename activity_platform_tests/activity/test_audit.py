@@ -21,7 +21,7 @@ from activity_platform.activity.retention import forget
 from activity_platform.activity.rollup import fold
 from activity_platform.activity.vocabulary import Verb
 from activity_platform_tests.activity.corpus_files import bucket_of_its_own
-from activity_platform_tests.activity.log_rows import add_event, set_watermark
+from activity_platform_tests.activity.log_rows import add_event, fill_september, set_watermark
 
 NOW = datetime.now(UTC)
 OLD_MONTH = month_of(NOW - timedelta(days=45))
@@ -250,3 +250,43 @@ def test_an_empty_platform_has_nothing_to_tell(database_url: str, files: Corpus)
     scope, differences = _audit(database_url, files)
     assert (scope.edges, scope.events, differences) == (0, 0, [])
     assert scope.since.year == 1
+
+
+def _plant(database_url: str) -> dict[tuple[str, ...], str]:
+    """Plants each difference on an edge of its own. Returns their keys with the kinds."""
+    told: dict[tuple[str, ...], str] = {}
+    with psycopg.connect(database_url) as planting:
+        chosen = planting.execute(
+            "SELECT actor_id, edge_type, target_type, target_id FROM interaction_edges"
+            " WHERE event_count > 1 ORDER BY md5(actor_id || target_id) LIMIT 10"
+        ).fetchall()
+        for (actor, edge_type, target_type, target), (change, kind) in zip(chosen, PLANTED, strict=True):
+            edge = f"actor_id = '{actor}' AND edge_type = '{edge_type}' AND target_id = '{target}'"
+            planting.execute(change.replace("{edge}", edge).encode())
+            told[actor, edge_type, target_type, "other" if kind == "surplus" else target] = kind
+    return told
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+def test_ten_planted_differences_among_two_million_events_are_found_and_no_others(
+    files: Corpus, connection: psycopg.Connection, database_url: str
+) -> None:
+    fill_september(connection, 2_000_000)
+    fold(database_url, lag_seconds=0, slice_events=100_000)
+    export_days(database_url, files)
+    connection.execute("CREATE TABLE kept AS SELECT * FROM interaction_edges")
+    for source in ("log", "corpus"):
+        if source == "corpus":
+            connection.execute("TRUNCATE interaction_edges")
+            connection.execute("INSERT INTO interaction_edges SELECT * FROM kept")
+            connection.execute("DROP TABLE activity_events_y2026m09")
+        scope, differences = _audit(database_url, files)
+        assert differences == []
+        assert (scope.late, scope.unknown, scope.partly) == (0, 0, 0)
+        planted = _plant(database_url)
+        differences = _audit(database_url, files)[1]
+        found = {
+            (one.actor_id, one.edge_type, one.target_type, one.target_id): one.kind for one in differences
+        }
+        assert (found, len(differences)) == (planted, 10)
