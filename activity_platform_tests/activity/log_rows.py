@@ -37,8 +37,9 @@ FILL = """
     CREATE TABLE activity_events_y2026m09 PARTITION OF activity_events
         FOR VALUES FROM ('2026-09-01Z') TO ('2026-10-01Z');
     INSERT INTO activity_events (user_id, verb, object_type, object_id, surface, context, created_at)
-    SELECT 'user-' || n * 7919 % 50000, ({verbs}::text[])[1 + n % {count}], 'event', 'event-' || n * 104729 % 5000,
-           'feed', CASE WHEN n % 4 = 0 THEN jsonb_build_object('rank', n % 100, 'model', 'v12') END,
+    SELECT 'user-' || n * 7919 % 50000, ({verbs}::text[])[1 + n % {count}],
+           'event', 'event-' || n * 104729 % 5000, 'feed',
+           CASE WHEN n % 4 = 0 THEN jsonb_build_object('rank', n % 100, 'model', 'v12') END,
            '2026-09-01Z'::timestamptz + n * (interval '30 days' / {events})
     FROM generate_series(0::bigint, {events} - 1) AS n;
     ANALYZE activity_events
