@@ -41,6 +41,8 @@ BEGIN
         WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p', 'v')
           AND relowner <> 'activity_owner'::regrole
     LOOP
+        -- Who works as the owner until now still can.
+        EXECUTE format('GRANT activity_owner TO %s', (SELECT relowner::regrole FROM pg_class WHERE oid = relation));
         EXECUTE format('ALTER TABLE %s OWNER TO activity_owner', relation); -- for views, too; identities follow
     END LOOP;
 END

@@ -188,6 +188,20 @@ def test_the_owner_migrates(logins: dict[str, str]) -> None:
     assert migrations.upgrade(logins["activity_owner"]) == migrations.head_revision()
 
 
+def test_who_owned_a_table_goes_on_as_a_member_of_the_owner(
+    logins: dict[str, str], connection: psycopg.Connection
+) -> None:
+    before = login("activity_ranker")
+    connection.execute(sql.SQL("ALTER TABLE audience OWNER TO {}").format(sql.Identifier(before)))
+    connection.execute(SCRIPT)
+    (told,) = connection.execute(
+        "SELECT pg_get_userbyid(relowner), pg_has_role(%s, relowner, 'MEMBER')"
+        " FROM pg_class WHERE oid = 'audience'::regclass",
+        [before],
+    )
+    assert told == ("activity_owner", True)
+
+
 @pytest.mark.parametrize("role", REFUSED)
 def test_each_is_refused_what_is_not_its_own(logins: dict[str, str], role: str) -> None:
     with session(logins[role]) as connection:
