@@ -32,7 +32,7 @@ def add_event(
     )
 
 
-#: Events over September, evenly in time; each verb as often as any other, and every fourth with a context.
+#: Events evenly over days of September; each verb as often as any other, and every fourth with a context.
 FILL = """
     CREATE TABLE activity_events_y2026m09 PARTITION OF activity_events
         FOR VALUES FROM ('2026-09-01Z') TO ('2026-10-01Z');
@@ -40,17 +40,22 @@ FILL = """
     SELECT 'user-' || n * 7919 % 50000, ({verbs}::text[])[1 + n % {count}],
            'event', 'event-' || n * 104729 % 5000, 'feed',
            CASE WHEN n % 4 = 0 THEN jsonb_build_object('rank', n % 100, 'model', 'v12') END,
-           '2026-09-01Z'::timestamptz + n * (interval '30 days' / {events})
+           '2026-09-01Z'::timestamptz + n * ({span}::interval / {events})
     FROM generate_series(0::bigint, {events} - 1) AS n;
     ANALYZE activity_events
 """
 
 
-def fill_september(connection: psycopg.Connection, events: int) -> None:
-    """So many events in a partition for September 2026."""
+def fill_september(connection: psycopg.Connection, events: int, *, days: int = 30) -> None:
+    """So many events in a partition for September 2026, over its first days."""
     verbs = [str(verb) for verb in Verb]
     connection.execute(
-        sql.SQL(FILL).format(verbs=sql.Literal(verbs), count=len(verbs), events=sql.Literal(events))
+        sql.SQL(FILL).format(
+            verbs=sql.Literal(verbs),
+            count=sql.Literal(len(verbs)),
+            events=sql.Literal(events),
+            span=sql.Literal(f"{days} days"),
+        )
     )
 
 
