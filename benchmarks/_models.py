@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import BigInteger, Engine, Float, Identity, Text, create_engine, text
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 
 class Base(DeclarativeBase):
@@ -85,8 +87,20 @@ class TriggerFiring(Base):
 
 
 def engine(database_url: str) -> Engine:
-    """An engine on psycopg 3, as SQLAlchemy's documents advise."""
+    """An engine on psycopg 3, as SQLAlchemy's documents advise. To be disposed of by the caller."""
     return create_engine(with_driver(database_url, "psycopg"))
+
+
+@contextmanager
+def session(database_url: str) -> Iterator[Session]:
+    """A session of an engine of its own, already connected."""
+    own = engine(database_url)
+    try:
+        with Session(own) as opened:
+            opened.connection()
+            yield opened
+    finally:
+        own.dispose()
 
 
 def with_driver(database_url: str, driver: str) -> str:

@@ -28,7 +28,7 @@ from activity_platform.settings import Settings
 from benchmarks._celery_worker import app, update_last_activity
 from benchmarks.harness import Comparison, Options, base, compare, limit, peer, stack
 
-MESSAGES = 100_000
+MESSAGES = 50_000
 CELERY_MESSAGES = 3_000
 USERS = 50_000
 TIMES = 10

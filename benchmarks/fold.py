@@ -24,7 +24,7 @@ from sqlalchemy.dialects.postgresql import insert
 from activity_platform.activity import partitions, rollup, rollup_sql
 from activity_platform.activity.vocabulary import EDGE_RULES
 from activity_platform.local.services import DATABASE, Stack
-from benchmarks._models import ActivityEvent, InteractionEdge, engine
+from benchmarks._models import ActivityEvent, InteractionEdge, session
 from benchmarks.harness import Comparison, Options, base, compare, limit, peer, stack
 
 EVENTS = 2_000_000
@@ -99,7 +99,7 @@ class Window:
         return self.events / (time.perf_counter() - started)
 
     def in_pandas(self) -> float:
-        with closing(engine(self.url).connect()) as connection:
+        with session(self.url) as opened:
             started = time.perf_counter()
             read = select(
                 ActivityEvent.user_id,
@@ -112,10 +112,10 @@ class Window:
                 ActivityEvent.created_at <= self.start + SPAN,
                 ActivityEvent.verb.in_(list(EDGE_RULES)),
             )
-            edges = _summed(pd.read_sql(read, connection))
+            edges = _summed(pd.read_sql(read, opened.connection()))
             upsert = insert(InteractionEdge)
             new = upsert.excluded
-            connection.execute(
+            opened.execute(
                 upsert.on_conflict_do_update(
                     index_elements=["actor_id", "edge_type", "target_type", "target_id"],
                     set_={
@@ -127,7 +127,7 @@ class Window:
                 ),
                 _records(edges),
             )
-            connection.commit()
+            opened.commit()
             return self.events / (time.perf_counter() - started)
 
     def updates(self) -> tuple[int, int]:

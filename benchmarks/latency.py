@@ -34,7 +34,7 @@ from benchmarks.harness import Comparison, Options, limit, say, stack
 
 SAMPLES_ALONE = 10
 EVENTS = 6
-EVENTS_APART_SECONDS = 10  # so that they fall on all parts of the schedule's minute
+EVENTS_APART_SECONDS = 8  # so that they fall on all parts of the schedule's minute
 SILENCES = 2
 SILENCE_SECONDS = 45  # the drain waits 30 s for another message, and its run has to end
 MESSAGES = 30

@@ -17,11 +17,11 @@ from sqlalchemy.orm import Session
 
 from activity_platform.settings import Settings
 from benchmarks._accounts import Account, account
-from benchmarks._models import LineUser, engine
+from benchmarks._models import LineUser, session
 from benchmarks.harness import Comparison, Options, base, compare, limit, peer, stack
 
-MEMBERS = 150_000
-PEER_MEMBERS = 20_000  # some thousand a second
+MEMBERS = 100_000
+PEER_MEMBERS = 10_000  # some thousand a second
 MOST_MEMBERS = 1_500_000  # LINE's own limit
 MOST_SECONDS = 60
 BATCH = 5_000
@@ -81,26 +81,26 @@ def _created_with_orm(one: Account, members: int) -> Callable[[], float]:
     def measure() -> float:
         one.know(members)
         audience = one.add_audience()
-        with Session(engine(one.settings.database_url)) as session:
+        with session(one.settings.database_url) as opened:
             started = time.perf_counter()
-            _set_members(session, one, audience, path)
-            session.commit()
+            _set_members(opened, one, audience, path)
+            opened.commit()
             return members / (time.perf_counter() - started)
 
     return measure
 
 
-def _set_members(session: Session, one: Account, audience: int, path: str) -> None:
+def _set_members(opened: Session, one: Account, audience: int, path: str) -> None:
     users = select(LineUser).where(LineUser.line_oa_id == one.line_oa_id)
     _, *named = one.store.get(path, most_bytes=MOST_BYTES).decode().splitlines()
-    for user in session.scalars(users.where(LineUser.audience_ids.contains([audience]))):
+    for user in opened.scalars(users.where(LineUser.audience_ids.contains([audience]))):
         user.audience_ids = [other for other in user.audience_ids if other != audience]
     remaining = iter(named)
     while batch := list(islice(remaining, BATCH)):
-        for user in session.scalars(users.where(LineUser.line_user_id.in_(batch))):
+        for user in opened.scalars(users.where(LineUser.line_user_id.in_(batch))):
             user.audience_ids = [*user.audience_ids, audience]
-        session.flush()
-    members = session.scalars(users.where(LineUser.audience_ids.contains([audience])))
+        opened.flush()
+    members = opened.scalars(users.where(LineUser.audience_ids.contains([audience])))
     lines = "".join(f"{line_user_id}\n" for line_user_id in sorted(user.line_user_id for user in members))
     one.store.put(f"{path}.members", f"Line UserID\n{lines}".encode(), content_type="text/csv")
 

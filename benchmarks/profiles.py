@@ -24,8 +24,8 @@ from activity_platform.gateways.rate_limit import ChannelPermits, workers_of_a_r
 from activity_platform.settings import Settings
 from benchmarks.harness import Comparison, Options, base, compare, limit, peer, stack
 
-PROFILES = 10_000
-PEER_PROFILES = 2_000  # a few hundred a second
+PROFILES = 5_000
+PEER_PROFILES = 1_000  # a few hundred a second
 TIMES = 10
 PROFILES_A_SECOND = 1_000
 TOKEN = "channel-token"

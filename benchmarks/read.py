@@ -29,7 +29,7 @@ EDGES = 5_000_000
 TIMES = 100
 EDGES_AN_ACTOR = 10_000
 READS = 100
-PEER_READS = 30  # some 0.1 s each
+PEER_READS = 20  # some 0.1 s each
 STRONGEST = 50
 HALF_LIFE_DAYS = 30.0
 
@@ -87,12 +87,14 @@ class Table:
         self._now = datetime.now(UTC)
         self._actors = itertools.cycle(f"user-{number}" for number in range(actors))
         self._connection = psycopg.connect(database_url, autocommit=True)
-        self._session = Session(engine(database_url))
+        self._engine = engine(database_url)
+        self._session = Session(self._engine)
         self._connection.execute(LOAD, {"edges": edges, "actors": actors, "now": self._now})
         self._connection.execute("VACUUM ANALYZE interaction_edges")
 
     def close(self) -> None:
         self._session.close()
+        self._engine.dispose()
         self._connection.close()
 
     def ranked(self) -> float:

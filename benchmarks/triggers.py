@@ -21,7 +21,7 @@ from activity_platform.audience.interfaces import MembershipChange
 from activity_platform.audience.triggers import evaluate
 from activity_platform.settings import Settings
 from benchmarks._accounts import ORGANIZATION, Account, account
-from benchmarks._models import AudienceChange, LineUser, TriggerFiring, TriggerRule, engine
+from benchmarks._models import AudienceChange, LineUser, TriggerFiring, TriggerRule, session
 from benchmarks.harness import Comparison, Options, base, compare, limit, peer, stack
 
 CHANGES = 100_000
@@ -108,8 +108,8 @@ class Plan:
         return self._rate(lambda _: self._connection.execute(INSERT_READY).rowcount)
 
     def evaluated_in_python(self) -> float:
-        with Session(engine(self._account.settings.database_url)) as session:
-            return self._rate(lambda now: _evaluate(session, self._change, now))
+        with session(self._account.settings.database_url) as opened:
+            return self._rate(lambda now: _evaluate(opened, self._change, now))
 
     def _rate(self, fire: Callable[[datetime], int]) -> float:
         self._connection.execute("TRUNCATE trigger_firing")
@@ -118,8 +118,8 @@ class Plan:
         return firings / (time.perf_counter() - started)
 
 
-def _evaluate(session: Session, change: MembershipChange, now: datetime) -> int:
-    rules = session.scalars(select(TriggerRule).where(TriggerRule.audience_id == change.audience_id)).all()
+def _evaluate(opened: Session, change: MembershipChange, now: datetime) -> int:
+    rules = opened.scalars(select(TriggerRule).where(TriggerRule.audience_id == change.audience_id)).all()
     changed = (
         select(AudienceChange.change, LineUser)
         .join(LineUser, (LineUser.line_oa_id == change.line_oa_id) & (LineUser.id == AudienceChange.user_id))
@@ -135,12 +135,12 @@ def _evaluate(session: Session, change: MembershipChange, now: datetime) -> int:
             "queue": change.queue,
             "message_id": change.message_id,
         }
-        for event, user in session.execute(changed)
+        for event, user in opened.execute(changed)
         for rule in rules
         if rule.on_event == event and _holds(rule.conditions, user, now)
     ]
-    session.execute(insert(TriggerFiring), firings)
-    session.commit()
+    opened.execute(insert(TriggerFiring), firings)
+    opened.commit()
     return len(firings)
 
 
