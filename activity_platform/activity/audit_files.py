@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, date, timedelta
-from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import csv
 
 from activity_platform.activity import audit_sql, corpus
 from activity_platform.activity.audit_window import Filed, Window
@@ -28,17 +29,15 @@ WEIGHTS = pa.array([float(rule.weight) for rule in EDGE_RULES.values()])
 def read_files(connection: psycopg.Connection, files: Corpus, window: Window) -> Filed:
     """Adds what files hold to the audit's edges, some rows in memory at a time. `leaving` is left empty."""
     days = tuple(_days(connection, files, window))
-    folded: Counter[int] = Counter()
-    late = 0
+    counts: Counter[tuple[bool, int]] = Counter()
     for day in days:
         with files.open(day) as file, connection.cursor().copy(audit_sql.COPY_PARTS) as copy:
             for batch in file.iter_batches(READ_ROWS, columns=COLUMNS, use_threads=False):
-                for part in _parts(batch, window):
-                    copy.write_row(part)
-                    segment, is_late, events = part[4:7]
-                    late += events if is_late else 0
-                    folded[segment] += 0 if is_late else events
-    return Filed(days, folded, late)
+                parts = _parts(batch, window)
+                copy.write(_csv(parts))
+                counts += _count(parts)
+    folded = {segment: events for (late, segment), events in counts.items() if not late}
+    return Filed(days, folded, late=counts.total() - sum(folded.values()))
 
 
 def _days(connection: psycopg.Connection, files: Corpus, window: Window) -> Iterator[date]:
@@ -51,7 +50,8 @@ def _days(connection: psycopg.Connection, files: Corpus, window: Window) -> Iter
                 yield day
 
 
-def _parts(batch: pa.RecordBatch, window: Window) -> Iterator[tuple[Any, ...]]:
+def _parts(batch: pa.RecordBatch, window: Window) -> pa.Table:
+    """The batch's events by edge, segment and lateness; the columns of the audit's table."""
     rule = pc.index_in(batch["verb"], corpus.FOLDABLE)
     events = pa.table(
         {
@@ -62,8 +62,19 @@ def _parts(batch: pa.RecordBatch, window: Window) -> Iterator[tuple[Any, ...]]:
         }
     ).filter(pc.and_(pc.is_valid(rule), pc.greater(batch["created_at"], pa.scalar(window.since))))
     sums = events.group_by(KEYS, use_threads=False).aggregate(SUMS)
-    names = [*KEYS, *(f"{column}_{function}" for column, function in SUMS)]
-    return zip(*(sums[name].to_pylist() for name in names), strict=True)
+    return sums.select([*KEYS, *(f"{column}_{function}" for column, function in SUMS)])
+
+
+def _csv(parts: pa.Table) -> bytes:
+    data = io.BytesIO()
+    csv.write_csv(parts, data, csv.WriteOptions(include_header=False))
+    return data.getvalue()
+
+
+def _count(parts: pa.Table) -> Counter[tuple[bool, int]]:
+    sums = parts.group_by(["late", "segment"]).aggregate([("weight_count", "sum")])
+    columns = (sums[name].to_pylist() for name in ("late", "segment", "weight_count_sum"))
+    return Counter({(late, segment): events for late, segment, events in zip(*columns, strict=True)})
 
 
 def _segments(created_at: pa.Array, window: Window) -> pa.Array:

@@ -65,7 +65,7 @@ CREATE_PARTS = """
         first_at timestamptz, last_at timestamptz
     ) ON COMMIT DROP
 """
-COPY_PARTS = "COPY edge_part FROM STDIN"
+COPY_PARTS = "COPY edge_part FROM STDIN (FORMAT csv)"
 
 #: One pass over the window's partitions.
 ADD_LOG = sql.SQL(f"""

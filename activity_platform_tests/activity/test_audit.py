@@ -147,6 +147,20 @@ def test_days_that_are_gone_from_the_log_come_from_the_corpus(
     assert {one.kind for one in _audit(database_url, files)[1]} == {"event_count"}
 
 
+def test_ids_of_any_characters_are_compared_as_they_are(
+    database_url: str, connection: psycopg.Connection, files: Corpus
+) -> None:
+    odd = ["NULL", "\\N", "\\.", "", '"', "a,b", "a\n\r\tb", "ก😀", " x ", "'"]
+    for name in odd:
+        add_event(connection, name, user=name, at=MONTH_AGO)
+    fold(database_url, lag_seconds=0)
+    export_days(database_url, files)
+    connection.execute("DELETE FROM activity_events")
+
+    scope, differences = _audit(database_url, files)
+    assert (scope.events, scope.edges, differences) == (10, 10, [])
+
+
 @pytest.mark.usefixtures("history")
 def test_history_that_is_nowhere_is_told_and_not_taken_for_a_difference(
     database_url: str, connection: psycopg.Connection
