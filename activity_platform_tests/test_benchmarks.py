@@ -107,7 +107,11 @@ def test_the_report_fills_the_page_with_the_last_result_of_each_case(
     page, results = tmp_path / "page.md", tmp_path / "results.jsonl"
     page.write_text(PAGE)
     older = Comparison("fold", "a case", "events/s", "ours", {"ours": [1.0]}, aim=1)
-    lines = [{"machine": MACHINE}, older.as_json(), rates(beside=[peer("theirs")]).as_json()]
+    lines = [
+        {"machine": MACHINE, "rounds": 3, "scale": 0.5},
+        older.as_json(),
+        rates(beside=[peer("theirs")]).as_json(),
+    ]
     results.write_text("".join(json.dumps(line) + "\n" for line in lines))
     monkeypatch.setattr(report, "PAGE", page)
     assert report.main([str(results)]) == 0
@@ -115,6 +119,7 @@ def test_the_report_fills_the_page_with_the_last_result_of_each_case(
     assert text.startswith(
         "before\n<!-- begin machine -->\nA processor, 2 cores, 8 GB, Linux 6, Python 3.11;"
     )
+    assert " 3 rounds, at 0.5 of the full sizes.\n" in text
     assert text.count("| fold |") == 1
     assert "| fold | a case | events/s | ours 100 (90.0–130, n = 3) | peer: theirs" in text
     assert text.endswith("<!-- end growth -->\nafter\n")

@@ -51,11 +51,13 @@ def filled(page: str, parts: Mapping[str, str]) -> str:
 
 
 def _machine(lines: Sequence[Line]) -> str:
-    measured = lines[-1]["machine"]
+    measured, rounds, scale = (lines[-1][name] for name in ("machine", "rounds", "scale"))
+    sizes = "" if scale == 1 else f", at {scale:g} of the full sizes"
     return (
         f"{measured['processor']}, {measured['cores']} cores,"
         f" {measured['memory_gb']} GB, {measured['system']}, Python {measured['python']};"
-        f" commit {measured['commit']}, {measured['measured_at']}, load {measured['load']} at the start.\n"
+        f" commit {measured['commit']}, {measured['measured_at']}, load {measured['load']} at the start;"
+        f" {rounds} rounds{sizes}.\n"
     )
 
 
