@@ -192,7 +192,14 @@ class Corpus:
         with tempfile.TemporaryFile() as copy:
             self.storage.get_file(path_of(day), copy)
             copy.seek(0)
-            yield pq.ParquetFile(copy)
+            try:
+                file = pq.ParquetFile(copy)
+            except pa.ArrowInvalid as error:
+                raise PermanentFailure(
+                    f"{path_of(day)} is not a Parquet file: restore it, or delete it and its manifest to have"
+                    " exported what the log still holds"
+                ) from error
+            yield file
 
     def publish(self, file: IO[bytes], manifest: Manifest) -> None:
         """Makes the file the day's: staged, then in its place, then described. Needs the turn."""
@@ -201,17 +208,16 @@ class Corpus:
         self.storage.put_file(staged, file, content_type=PARQUET, metadata=_marks(manifest))
         self.storage.copy(staged, final, content_type=PARQUET, metadata=_marks(manifest))
         self.describe(manifest)
-        self.storage.delete(staged)
+        self.unstage(manifest.day)
 
     def describe(self, manifest: Manifest) -> None:
         """Writes the manifest alone. Needs the turn."""
         data = msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
         self.storage.put(path_of(manifest.day, MANIFEST), data, content_type="application/json")
 
-    def remove(self, day: date) -> None:
-        """Removes all objects of the day, the description first. Needs the turn."""
-        for name in (MANIFEST, FILE, STAGED):
-            self.storage.delete(path_of(day, name))
+    def unstage(self, day: date) -> None:
+        """Removes what a killed writer left on its way. Needs the turn."""
+        self.storage.delete(path_of(day, STAGED))
 
 
 def write_day(file: IO[bytes], batches: Iterable[pa.RecordBatch]) -> Content:

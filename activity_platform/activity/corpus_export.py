@@ -171,12 +171,12 @@ def _find_exported(
     connection.execute(corpus_sql.CREATE_EXPORTED)
     connection.execute(corpus_sql.CREATE_LATE)
     bounds = {"start": midnight(day), "end": midnight(day) + timedelta(days=1), "name": rollup_sql.STATE}
-    if manifest and _load_exported(connection, files, day):
+    if _load_exported(connection, files, day):
         connection.execute(corpus_sql.FIND_LATER, bounds)
     elif manifest and log.rows < manifest.rows:
         raise PermanentFailure(
             f"the corpus' file of {day} is gone, and the log no longer holds all its events: restore the"
-            " file, or delete its manifest to have what is left exported"
+            " file, or delete its manifest to have exported what is left"
         )
     else:
         _find_late(connection, bounds)

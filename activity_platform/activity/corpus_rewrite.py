@@ -32,52 +32,42 @@ class DayRewritten:
     written: bool
 
 
-def settled_days(connection: psycopg.Connection, files: Corpus) -> list[date]:
-    """The days that have files, once an export that was under way has ended.
-
-    An export that begins later reads the log as it is then. So whoever deletes the users' rows from the log,
-    commits, and then rewrites each of these days, leaves no file with them.
-    """
-    with corpus.writing(connection):
-        return files.days()
-
-
 def rewrite_day(
     connection: psycopg.Connection, files: Corpus, day: date, users: Collection[str]
 ) -> DayRewritten:
     """Replaces the day's file and manifest by ones without the users, whole or not at all.
 
-    May be repeated. On a connection in autocommit. Raises `TransientFailure` when the turn or the storage is
+    An export that was under way has ended then, and one that begins later reads the log as it is. So whoever
+    deletes the users' rows from the log, commits, lists the days within a turn (`corpus.writing`) and rewrites
+    each, leaves no file with them. May be repeated. On a connection in autocommit. Raises `TransientFailure` when the turn or the storage is
     not to be had.
     """
     with corpus.writing(connection):
-        files.storage.delete(corpus.path_of(day, corpus.STAGED))  # of a writer that was killed
-        manifest = files.manifest(day)
-        if manifest is None:
-            # Never exported whole, so that all of it is in the log still: the next export writes it.
-            files.remove(day)
-            return DayRewritten(day, 0, written=False)
+        files.unstage(day)
         try:
-            return _rewrite(connection, files, manifest, users)
+            return _rewrite(connection, files, day, users)
         except ObjectMissing:
             return DayRewritten(day, 0, written=False)
 
 
 def _rewrite(
-    connection: psycopg.Connection, files: Corpus, manifest: Manifest, users: Collection[str]
+    connection: psycopg.Connection, files: Corpus, day: date, users: Collection[str]
 ) -> DayRewritten:
-    with files.open(manifest.day) as old, tempfile.TemporaryFile() as file:
+    manifest = files.manifest(day)
+    with files.open(day) as old, tempfile.TemporaryFile() as file:
         content = corpus.write_day(file, _others(old, users))
         removed = old.metadata.num_rows - content.rows
-        if not removed and files.intact(manifest):
-            return DayRewritten(manifest.day, 0, written=False)
+        if not removed and manifest and files.intact(manifest):
+            return DayRewritten(day, 0, written=False)
         corpus.confirm(connection)
-        files.publish(file, corpus.manifest_of(manifest.day, content, _log_after(manifest, content)))
-    return DayRewritten(manifest.day, removed, written=True)
+        files.publish(file, corpus.manifest_of(day, content, _log_after(manifest, content)))
+    return DayRewritten(day, removed, written=True)
 
 
-def _log_after(manifest: Manifest, content: Content) -> Log:
+def _log_after(manifest: Manifest | None, content: Content) -> Log:
     # The log loses the rows that the file loses, so that the export finds the day as it should be.
+    if manifest is None:
+        return Log(content.rows, content.ids)
     return Log(
         manifest.log.rows - (manifest.rows - content.rows),
         (manifest.log.ids - (manifest.ids - content.ids)) % corpus.ID_SUMS,

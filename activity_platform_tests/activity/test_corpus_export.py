@@ -163,6 +163,26 @@ def test_a_writer_that_was_killed_between_file_and_manifest_is_put_right(
 
 
 @pytest.mark.usefixtures("two_days")
+def test_a_file_whose_manifest_is_gone_loses_nothing(
+    files: Corpus, database_url: str, connection: psycopg.Connection
+) -> None:
+    export_days(database_url, files)
+    files.storage.delete(path_of(FIRST, corpus.MANIFEST))
+    connection.execute("DELETE FROM activity_events WHERE created_at < '2026-09-15Z'")
+    add_event(connection, user="late", at="2026-09-14T11:00Z")
+    export_days(database_url, files)
+    assert [row["late"] for row in _rows(files, FIRST)] == [False, False, True, False]
+
+
+@pytest.mark.usefixtures("two_days")
+def test_a_file_that_is_no_parquet_is_named(files: Corpus, database_url: str) -> None:
+    export_days(database_url, files)
+    files.storage.put(path_of(FIRST), b"junk", content_type="text/plain")
+    with pytest.raises(PermanentFailure, match=r"dt=2026-09-14/events.parquet is not a Parquet file"):
+        export_days(database_url, files)
+
+
+@pytest.mark.usefixtures("two_days")
 def test_a_file_that_is_gone_is_written_from_the_log_or_named(
     files: Corpus, database_url: str, connection: psycopg.Connection
 ) -> None:
