@@ -38,9 +38,9 @@ def rewrite_day(
     """Replaces the day's file and manifest by ones without the users, whole or not at all.
 
     An export that was under way has ended then, and one that begins later reads the log as it is. So whoever
-    deletes the users' rows from the log, commits, lists the days within a turn (`corpus.writing`) and rewrites
-    each, leaves no file with them. May be repeated. On a connection in autocommit. Raises `TransientFailure` when the turn or the storage is
-    not to be had.
+    deletes the users' rows from the log, commits, lists the days within a turn (`corpus.writing`), and
+    rewrites each, leaves no file with them. May be repeated. On a connection in autocommit. Raises
+    `TransientFailure` when the turn or the storage is not to be had.
     """
     with corpus.writing(connection):
         files.unstage(day)
