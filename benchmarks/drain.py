@@ -26,7 +26,7 @@ from activity_platform.gateways.queue import LAST_ACTIVITY, Queues
 from activity_platform.last_activity.drain import drain
 from activity_platform.settings import Settings
 from benchmarks._celery_worker import app, update_last_activity
-from benchmarks.harness import Comparison, Options, base, compare, limit, peer, stack
+from benchmarks.harness import FLAT, Comparison, Options, base, compare, limit, peer, stack
 
 MESSAGES = 50_000
 CELERY_MESSAGES = 3_000
@@ -71,7 +71,7 @@ def run(options: Options) -> Iterator[Comparison]:
             "messages/s",
             {more: many.drained, less: few.drained},
             options,
-            [base(less, 0.67)],
+            [base(less, FLAT)],
         )
         few.close()
         many.close()

@@ -25,6 +25,9 @@ from typing import Any, Literal
 
 from activity_platform.local.services import Stack
 
+#: On ten times the data a unit may cost up to twice as much: indexes are deeper and caches smaller then.
+FLAT = 0.5
+
 Role = Literal["figure", "peer", "limit", "base"]
 
 

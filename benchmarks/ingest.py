@@ -40,7 +40,7 @@ from activity_platform.ingest.process import run as run_app
 from activity_platform.local.server import HOST
 from activity_platform.settings import Settings
 from benchmarks import _fastapi_app
-from benchmarks.harness import Comparison, Options, base, compare, limit, peer, stack
+from benchmarks.harness import FLAT, Comparison, Options, base, compare, limit, peer, stack
 
 SECONDS = 3
 WARM_UP = 0.25
@@ -112,7 +112,7 @@ def _growth(settings: Settings, copy: _Copy, ports: Sequence[int], options: Opti
         "events/s",
         {more: among(TIMES * rows), less: among(rows)},
         options,
-        [base(less, 0.67)],
+        [base(less, FLAT)],
     )
 
 

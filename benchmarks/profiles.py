@@ -22,7 +22,7 @@ from activity_platform.gateways.known_missing import KnownMissing
 from activity_platform.gateways.line_api import CONNECTIONS, TIMEOUT, LineApi
 from activity_platform.gateways.rate_limit import ChannelPermits, workers_of_a_run
 from activity_platform.settings import Settings
-from benchmarks.harness import Comparison, Options, base, compare, limit, peer, stack
+from benchmarks.harness import FLAT, Comparison, Options, base, compare, limit, peer, stack
 
 PROFILES = 5_000
 PEER_PROFILES = 1_000  # a few hundred a second
@@ -71,7 +71,7 @@ def run(options: Options) -> Iterator[Comparison]:
             "profiles/s",
             {more: asking.fetching(LineApi, profiles), less: asking.fetching(LineApi, fewer)},
             options,
-            [base(less, 0.67)],
+            [base(less, FLAT)],
         )
 
 

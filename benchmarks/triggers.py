@@ -22,7 +22,7 @@ from activity_platform.audience.triggers import evaluate
 from activity_platform.settings import Settings
 from benchmarks._accounts import ORGANIZATION, Account, account
 from benchmarks._models import AudienceChange, LineUser, TriggerFiring, TriggerRule, session
-from benchmarks.harness import Comparison, Options, base, compare, limit, peer, stack
+from benchmarks.harness import FLAT, Comparison, Options, base, compare, limit, peer, stack
 
 CHANGES = 100_000
 TIMES = 10
@@ -78,7 +78,7 @@ def run(options: Options) -> Iterator[Comparison]:
             "firings/s",
             {more: large.evaluated, less: small.evaluated},
             options,
-            [base(less, 0.67)],
+            [base(less, FLAT)],
         )
 
 
