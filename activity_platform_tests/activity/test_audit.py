@@ -11,15 +11,18 @@ from typing import LiteralString
 import psycopg
 import pytest
 
+from activity_platform import erasure_requests
+from activity_platform.activity import erasure
 from activity_platform.activity.audit import Difference, Scope, audit_edges, audit_sample
 from activity_platform.activity.corpus import Corpus
 from activity_platform.activity.corpus_export import export_days
-from activity_platform.activity.corpus_rewrite import rewrite_day
 from activity_platform.activity.partition_plan import month_of
 from activity_platform.activity.partitions import maintain
 from activity_platform.activity.retention import forget
 from activity_platform.activity.rollup import fold
 from activity_platform.activity.vocabulary import Verb
+from activity_platform.erasure_requests import Kind
+from activity_platform.settings import Settings
 from activity_platform_tests.activity.corpus_files import bucket_of_its_own
 from activity_platform_tests.activity.log_rows import add_event, fill_september, set_watermark
 
@@ -195,37 +198,29 @@ def test_late_events_are_told_and_not_taken_for_a_difference(
     assert scope.late >= 4
 
 
-@pytest.mark.usefixtures("history")
-def test_users_who_are_being_erased_are_passed_over(
-    database_url: str, connection: psycopg.Connection, files: Corpus
+def test_erased_users_are_no_difference_at_any_time(
+    database_url: str, connection: psycopg.Connection, environment: dict[str, str], files: Corpus
 ) -> None:
-    add_event(connection, "t", user="gone", at=MONTH_AGO)
-    connection.execute(
-        "INSERT INTO activity_events (user_id, verb, object_type, object_id, created_at)"
-        " VALUES ('u1', 'tap', 'user', 'gone', %s)",
-        [MONTH_AGO],
-    )
-    set_watermark(connection, "'epoch'")
-    connection.execute("DELETE FROM interaction_edges")
-    connection.execute("DELETE FROM activity_rollup_slice")
+    maintain(database_url, now=MONTH_AGO, retention_days=0, ahead=3)
+    for at in (MONTH_AGO, YESTERDAY):
+        add_event(connection, "t", user="gone", at=at)
+        add_event(connection, "t", user="stays", at=at)
+        connection.execute(
+            "INSERT INTO activity_events (user_id, verb, object_type, object_id, created_at)"
+            " VALUES ('stays', 'tap', 'user', 'gone', %s)",
+            [at],
+        )
     fold(database_url, lag_seconds=0)
     export_days(database_url, files)
     _drop_old_month(database_url, connection)
-    connection.execute("DELETE FROM interaction_edges WHERE actor_id = 'gone' OR target_id = 'gone'")
-    connection.execute(
-        "INSERT INTO activity_rollup_slice (name, lower, upper, events, edges)"
-        " VALUES ('interaction_edges:erased', '0001-01-02Z', '0001-01-02Z', -2, 2)"
-    )
-    assert [one.kind for one in _audit(database_url, files)[1]] == ["missing", "missing"]
-
-    connection.execute("INSERT INTO erasure (kind, subject) VALUES ('user', 'gone')")
     assert _audit(database_url, files)[1] == []
 
-    for day in files.days():
-        rewrite_day(connection, files, day, ["gone"])
-    connection.execute("UPDATE erasure SET subject = NULL, finished_at = now()")
-    scope, differences = _audit(database_url, files)
-    assert (scope.unknown, differences) == (0, [])
+    request = erasure_requests.request(connection, Kind.USER, subject="gone")
+    for older_files in (False, True):
+        erasure.erase_user(Settings.load(environment), request, older_files=older_files)
+        scope, differences = _audit(database_url, files)
+        assert (differences, scope.unknown, scope.partly, scope.late) == ([], 0, 0, 0)
+    assert scope.events == 2
 
 
 @pytest.mark.usefixtures("history")
