@@ -11,6 +11,7 @@ import argparse
 import importlib
 import json
 import pkgutil
+import signal
 import sys
 import time
 import traceback
@@ -69,4 +70,5 @@ def _print(line: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what was started is stopped
     sys.exit(main(sys.argv[1:]))
