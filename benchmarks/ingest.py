@@ -48,7 +48,7 @@ PROCESSES = 2  # of the app, one a core
 CONNECTIONS = 256
 USERS = 64
 COPIED_EVENTS = 400_000
-LOGGED_EVENTS = 50_000
+LOGGED_EVENTS = 100_000
 TIMES = 10
 
 GROUP_COMMIT, PER_REQUEST, NO_WRITE, COPY = (
@@ -101,7 +101,7 @@ def run(options: Options) -> Iterator[Comparison]:
 
 def _growth(settings: Settings, copy: _Copy, ports: Sequence[int], options: Options) -> Comparison:
     rows = options.size(LOGGED_EVENTS)
-    less, more = f"a log of {rows:,} events", f"a log of {TIMES * rows:,} events"
+    less, more = f"onto {rows:,} logged events", f"onto {TIMES * rows:,} logged events"
 
     def among(logged: int) -> Callable[[], float]:
         return _load(settings, ports, 10, options, prepare=lambda: copy.into_empty_log(logged))
