@@ -61,16 +61,19 @@ _FIND_LATE = sql.SQL("""
         WHERE event.ctid = ANY (%(places)s::text[]::tid[]) AND event.verb IN ({verbs})
           AND slice.lower < event.created_at
     ), crowded AS MATERIALIZED (
-        SELECT DISTINCT lower, upper, events FROM theirs
+        SELECT * FROM (SELECT DISTINCT lower, upper, events FROM theirs) AS slice
         WHERE events < (
             SELECT count(*) FROM activity_events AS logged
             WHERE logged.created_at > lower AND logged.created_at <= upper AND logged.verb IN ({verbs}))
+    ), placed AS (
+        SELECT logged.id, crowded.events,
+               row_number() OVER (PARTITION BY crowded.upper ORDER BY logged.id) AS place
+        FROM crowded CROSS JOIN LATERAL (
+            SELECT id FROM activity_events
+            WHERE created_at > crowded.lower AND created_at <= crowded.upper AND verb IN ({verbs})
+        ) AS logged
     )
-    SELECT theirs.id FROM theirs JOIN crowded USING (upper)
-    WHERE theirs.events < (
-        SELECT count(*) FROM activity_events AS logged
-        WHERE logged.created_at > theirs.lower AND logged.created_at <= theirs.upper
-          AND logged.verb IN ({verbs}) AND logged.id <= theirs.id)
+    SELECT id FROM placed WHERE place > events AND id IN (SELECT id FROM theirs)
 """)
 
 #: The slice in whose window an event may lie.

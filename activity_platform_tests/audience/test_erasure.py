@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import random
+import subprocess
+import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import count, takewhile
 from typing import Any
 
 import psycopg
@@ -17,12 +25,13 @@ import redis
 from activity_platform import erasure_requests
 from activity_platform.audience import erasure, erasure_oa, process
 from activity_platform.audience.services import ImportRef
+from activity_platform.audience.worker import process_queues
 from activity_platform.failures import PermanentFailure, TransientFailure, UsageError
 from activity_platform.gateways.object_store import ObjectMissing, ObjectStore, StorageUnavailable
 from activity_platform.gateways.queue import Burial
 from activity_platform.last_activity.drain import drain
 from activity_platform.settings import Settings
-from activity_platform_tests.audience_world import World
+from activity_platform_tests.audience_world import World, world_of
 from activity_platform_tests.simulated_line import SimulatedLine, user_id, user_ids
 from activity_platform_tests.traces import keys_with, objects_with, rows_with
 
@@ -308,3 +317,67 @@ def test_an_account_that_is_half_gone_is_finished(
     assert world.count("line_user") == 0
     with pytest.raises(ObjectMissing):
         world.store.get(f"private/{world.hash}/audience/audience-1-2.csv", most_bytes=10)
+
+
+ERASE = """
+import os, sys
+from activity_platform.audience import erasure
+from activity_platform.gateways import postgres
+from activity_platform.settings import Settings
+settings = Settings.load(os.environ)
+with postgres.connect(settings.database_url, application_name="test") as connection:
+    request = erasure.request_line_user(connection, int(sys.argv[1]), sys.argv[2])
+print("begins", flush=True)
+erasure.erase_line_user(settings, request)
+"""
+
+
+@pytest.mark.heavy
+def test_an_erasure_that_is_killed_again_and_again_beside_imports_is_finished_in_the_end(
+    settings: Settings, environment: dict[str, str], world: World, line: SimulatedLine
+) -> None:
+    """Imports name the user until the last erasure begins; commands of three audiences go on all the time."""
+    audiences = [world.add_audience() for _ in range(3)]
+    world.add_rule(audiences[0], "added")
+    ending, silent = threading.Event(), threading.Event()
+
+    def send() -> None:
+        for number in takewhile(lambda _: not ending.is_set(), count()):
+            ids = OTHERS if silent.is_set() else [GONE, *OTHERS]
+            audience = audiences[number % 3]
+            if number % 2:
+                world.update(audience, ids)
+            else:
+                world.mookept(audience, ids[: number % 4 + 1], "add" if number % 4 else "remove")
+            time.sleep(0.2)
+
+    def work() -> None:
+        with world_of(settings, world.connection) as own:
+            while not ending.is_set() or any(status.depth for status in own.services.queues.status()):
+                deque(process_queues(own.services), maxlen=0)
+                time.sleep(0.05)
+
+    with ThreadPoolExecutor(2) as pool:
+        working = [pool.submit(send), pool.submit(work)]
+        try:
+            for kill in range(15):
+                process = subprocess.Popen(
+                    [sys.executable, "-c", ERASE, str(world.line_oa_id), GONE],
+                    env=os.environ | environment,
+                    stdout=subprocess.PIPE,
+                )
+                assert process.stdout is not None
+                process.stdout.readline()
+                time.sleep(random.Random(kill).random())
+                process.kill()
+                process.communicate()
+            silent.set()
+            time.sleep(0.5)
+            erase(settings, world)
+        finally:
+            ending.set()
+        for one in working:
+            one.result()
+    assert_no_trace(settings, world)
+    for audience in audiences:
+        world.assert_consistent(audience, world.members(audience))
