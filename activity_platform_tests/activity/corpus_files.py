@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import secrets
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import pytest
 
 from activity_platform.gateways.object_store import ObjectStore, s3_client
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
 
 
 def bucket_of_its_own(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
@@ -14,7 +19,13 @@ def bucket_of_its_own(environment: dict[str, str], monkeypatch: pytest.MonkeyPat
     for name, value in environment.items():
         if name.startswith("AWS_"):
             monkeypatch.setenv(name, value)
-    client = s3_client(environment["S3_ENDPOINT_URL"])
+    client = _client(environment["S3_ENDPOINT_URL"])
     environment["S3_BUCKET"] = f"corpus-{secrets.token_hex(6)}"
     client.create_bucket(Bucket=environment["S3_BUCKET"])
     return ObjectStore(client, environment["S3_BUCKET"])
+
+
+@lru_cache
+def _client(endpoint_url: str) -> S3Client:
+    # One for all tests: making it takes longer than most of them.
+    return s3_client(endpoint_url)
