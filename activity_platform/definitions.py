@@ -8,6 +8,7 @@ from activity_platform.defs import (
     activity,
     alerts,
     audience,
+    dead_runs,
     erasure,
     health,
     housekeeping,
@@ -35,6 +36,7 @@ def build_defs(settings: Settings) -> dg.Definitions:
         housekeeping.definitions(settings.domains),
         health.definitions(settings.domains),
         alerts.definitions(),
+        dead_runs.definitions(),
     )
 
 
