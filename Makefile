@@ -28,11 +28,12 @@ chaos: $(READY)  ## kill every process under traffic, with three seeds; SEED=7 f
 screenshots: $(READY) ## the pictures in docs/screenshots, taken anew in Chromium
 	@UPDATE_SCREENSHOTS=1 $(BIN)/pytest -q -m heavy -n 0 activity_platform_tests/browser
 
-check: $(READY)  ## lint, types, import contracts
+check: $(READY)  ## lint, types, import contracts, links in the documents
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python -m activity_platform_tests.docs.links
 
 bench: $(PEERS)  ## speeds as ratios, in 15 minutes; SUITE=ingest for one
 	@$(BIN)/python -m benchmarks $(SUITE)
