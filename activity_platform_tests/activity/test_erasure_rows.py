@@ -18,22 +18,9 @@ from activity_platform.activity.vocabulary import EDGE_RULES
 from activity_platform.erasure_requests import ErasureRequest, Kind
 from activity_platform.failures import TransientFailure
 from activity_platform_tests.activity.log_rows import add_event, edge_rows, set_watermark
+from activity_platform_tests.traces import rows_with
 
 GONE = "gone-user"
-
-
-def traces(connection: psycopg.Connection, text: str) -> dict[str, int]:
-    """How many rows of each table and view hold the text in any column."""
-    found = {}
-    for (name,) in connection.execute(
-        "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace"
-        " AND relkind IN ('r', 'p', 'v', 'm')"
-    ).fetchall():
-        statement = sql.SQL("SELECT count(*) FROM {} AS row WHERE position(%s IN row::text) > 0")
-        ((rows,),) = connection.execute(statement.format(sql.Identifier(name)), [text])
-        if rows:
-            found[name] = rows
-    return found
 
 
 def assert_exact(connection: psycopg.Connection) -> None:
@@ -111,7 +98,7 @@ def test_a_user_leaves_the_log_the_edges_and_the_keys(
     assert edge_rows(connection) == kept
     assert finish(connection, request_of_gone) == {"events": 7, "edges": 3, "idempotency_keys": 1}
     assert expected == erasure_rows.UserRows(events=7, edges=3, idempotency_keys=1)
-    assert traces(connection, GONE) == {}
+    assert rows_with(connection, GONE) == {}
     assert_exact(connection)
 
 
@@ -180,7 +167,7 @@ def test_late_events_are_forgotten_too_and_the_sum_stays_right(
     erasure_rows.erase_rows(database_url, request_of_gone, batch_rows=2)
 
     assert finish(connection, request_of_gone) == {"events": 7, "edges": 1}
-    assert traces(connection, GONE) == {}
+    assert rows_with(connection, GONE) == {}
     assert_exact(connection)
 
 
@@ -197,7 +184,7 @@ def test_writers_who_had_begun_are_waited_for(
         writer.commit()
         thread.join()
     assert finish(connection, request_of_gone) == {"events": 2}
-    assert traces(connection, GONE) == {}
+    assert rows_with(connection, GONE) == {}
 
 
 def test_a_writer_who_does_not_end_is_named_and_the_rest_is_erased(
@@ -247,7 +234,7 @@ def test_what_a_fold_adds_between_events_and_edges_goes_with_its_events(
     monkeypatch.setattr(erasure_rows._Eraser, "_erase_edges", fold_first)
     erasure_rows.erase_rows(database_url, request_of_gone)
     assert_exact(connection)
-    assert traces(connection, GONE) == {"erasure": 1}
+    assert rows_with(connection, GONE) == {"erasure": 1}
 
 
 def test_a_watermark_set_back_does_not_stop_an_erasure(

@@ -201,9 +201,8 @@ def test_a_message_that_waits_finds_its_file_without_the_user(
     world.assert_consistent(audience, OTHERS)
 
 
-def test_the_same_person_in_another_account_is_somebody_else(
-    settings: Settings, world: World, audiences: list[int]
-) -> None:
+def test_the_same_person_in_another_account_is_somebody_else(settings: Settings, world: World) -> None:
+    world.add_users([GONE])
     other = world.add_oa("other-hash")
     world.connection.execute(
         "INSERT INTO line_user (organization_id, line_oa_id, line_user_id) VALUES (5, %s, %s)", [other, GONE]
@@ -228,7 +227,8 @@ def test_a_file_in_another_bucket_is_counted_and_left(
     assert world.store.get("s3://theirs/list.csv", most_bytes=100) == GONE.encode()
 
 
-def test_drains_bring_nobody_back(settings: Settings, world: World, audiences: list[int]) -> None:
+def test_drains_bring_nobody_back(settings: Settings, world: World) -> None:
+    world.add_users([GONE])
     erase(settings, world)
     world.services.queues.publish("line_user_last_activity", activity_of(world, GONE))
     drained = drain(settings.database_url, world.services.queues)
@@ -301,8 +301,12 @@ def test_a_whole_account_goes_and_the_next_one_stays(
 
 
 def test_an_account_that_is_half_gone_is_finished(
-    settings: Settings, world: World, audiences: list[int], monkeypatch: pytest.MonkeyPatch
+    settings: Settings, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    world.add_users([GONE], fresh=True)
+    world.create(world.add_audience(), [GONE])
+    world.process()
+
     def die(*_: object) -> None:
         raise PermanentFailure("killed")
 
