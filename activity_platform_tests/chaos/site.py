@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -199,6 +199,25 @@ class Site:
                 self._start_again(server)
                 yield server.name
 
+    def working_runs(self) -> dict[int, str]:
+        """Process and job of the code server's runs that have started."""
+        with psycopg.connect(self._stack.database_url(DAGSTER_DATABASE)) as connection:
+            started = {int(pid): str(job) for pid, job in connection.execute(STARTED_RUNS)}
+        children = _workers_of(self._programs.code.pid or 0)
+        return {pid: job for pid, job in started.items() if pid in children}
+
+    def has_process(self, pid: int) -> bool:
+        """Whether that process of the code server lives."""
+        return pid in _workers_of(self._programs.code.pid or 0)
+
+    @contextmanager
+    def without_postgres(self) -> Iterator[None]:
+        """Within it, PostgreSQL is stopped."""
+        self._stack.postgres.stop()
+        yield
+        self._start_again(self._stack.postgres)
+        list(self.revive())
+
     def _victims_of_dagster(self) -> list[Victim]:
         code, daemon = self._programs.code, self._programs.daemon
         return [
@@ -292,7 +311,7 @@ class Site:
     def _kill_run(self) -> str | None:
         """One that works, if there is one within some seconds; else one that begins."""
         deadline = time.monotonic() + RUN_AWAITED_SECONDS
-        while not (working := self._working_runs()) and time.monotonic() < deadline:
+        while not (working := self.working_runs()) and time.monotonic() < deadline:
             time.sleep(0.2)
         if not working:
             return self._kill_child(self._programs.code)
@@ -301,13 +320,6 @@ class Site:
             os.kill(pid, signal.SIGKILL)
             return f"process {pid} of {working[pid]}"
         return None
-
-    def _working_runs(self) -> dict[int, str]:
-        """Process and job of the code server's runs that have started."""
-        with psycopg.connect(self._stack.database_url(DAGSTER_DATABASE)) as connection:
-            started = {int(pid): str(job) for pid, job in connection.execute(STARTED_RUNS)}
-        children = _workers_of(self._programs.code.pid or 0)
-        return {pid: job for pid, job in started.items() if pid in children}
 
     def _kill_backend(self) -> str | None:
         """PostgreSQL then ends all its sessions and recovers from its log."""
