@@ -72,7 +72,7 @@ def run(options: Options) -> Iterator[Comparison]:
                 "ms at p99",
                 {more: large.ranked, less: small.ranked},
                 options,
-                [base(less, 1 / 1.5)],
+                [base(less)],
                 less_is_better=True,
             )
 
