@@ -36,7 +36,7 @@ LONG = Plan(
     durable=True,
     users=6_000,
     most_ids=2_000,
-    commands=30,
+    commands=20,
 )
 
 #: By the promise that it breaks: changes of one row.
