@@ -124,7 +124,7 @@ class Site:
         self._directory = directory
         self._chance = chance
         self._with_dagster = with_dagster
-        Memory(ports=_steady_ports(chance, "postgres", "valkey", "s3", "line")).save(directory / "stack.json")
+        Memory(ports=_steady_ports("postgres", "valkey", "s3", "line")).save(directory / "stack.json")
         binaries = os.environ.get("POSTGRES_BIN")
         self._stack = Stack(
             directory,
@@ -132,7 +132,7 @@ class Site:
             durable=durable,
             postgres_binaries=Path(binaries) if binaries else None,
         )
-        self._groups: list[int] = []
+        self._orphans: dict[int, str] = {}
         self._commands: dict[str, Again] = {}
 
     def __enter__(self) -> Self:
@@ -152,9 +152,9 @@ class Site:
         self.stop_commands()
         for server in reversed(self._servers):
             server.stop()
-        for group in self._groups:  # runs whose code server was killed live on without it
-            with suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
+        for pid, identity in self._orphans.items():  # unless the number is another process's by now
+            if identity and _identity(pid) == identity:
+                os.kill(pid, signal.SIGKILL)
         self._stack.stop()
 
     @property
@@ -235,7 +235,7 @@ class Site:
     def _make_programs(self) -> Programs:
         home = self._directory / "dagster"
         home.mkdir(mode=0o700)
-        ports = _steady_ports(self._chance, "code", "ingest")
+        ports = _steady_ports("code", "ingest")
         (home / "code-port").write_text(str(ports["code"]))
         programs = Programs(self._directory, self._stack.environment)
         for before, after in IMPATIENT.items():
@@ -286,7 +286,7 @@ class Site:
     def _kill(self, server: Server) -> str | None:
         if (pid := server.pid) is None:
             return None
-        self._groups.append(pid)
+        self._orphans |= {one: _identity(one) for one in _workers_of(pid)}  # they outlive it
         server.kill()
         return f"process {pid}"
 
@@ -344,7 +344,14 @@ def _workers_of(pid: int) -> list[int]:
     return [int(row[0]) for row in rows if row[1] == str(pid) and "spawn_main" in row[-1]]
 
 
-def _steady_ports(chance: random.Random, *names: str) -> dict[str, int]:
+def _identity(pid: int) -> str:
+    """What tells a process from a later one of the same number: its start and its command."""
+    return subprocess.run(
+        ["ps", "-ww", "-o", "lstart=,args=", "-p", str(pid)], capture_output=True, text=True, check=False
+    ).stdout
+
+
+def _steady_ports(*names: str) -> dict[str, int]:
     """Free ports outside those of outgoing connections. Chosen anew if somebody has them."""
     ports: dict[str, int] = {}
     for name in names:
