@@ -18,6 +18,7 @@ from activity_platform.settings import Settings
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75  # longer than the idle time of usual load balancers (60 s), so that they close first
 STOP_SECONDS = 40  # longer than a stalled body is waited for
+LATE_SECONDS = 0.05  # how often a stopping server looks for connections that it has not told yet
 
 
 def run(
@@ -42,7 +43,7 @@ def run(
         timeout_graceful_shutdown=STOP_SECONDS,
     )
     _spare_the_collector()
-    _Server(config, on_ready, stop_signals).run(sockets=[listener])
+    Server(config, on_ready, stop_signals).run(sockets=[listener])
 
 
 def _spare_the_collector() -> None:
@@ -52,7 +53,7 @@ def _spare_the_collector() -> None:
     gc.set_threshold(20_000, 10, 50)
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """uvicorn's server. It tells when it is ready, and returns after a stop signal instead of raising it."""
 
     def __init__(
@@ -69,7 +70,20 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for _ in range(2):  # connections that wait in the listener are accepted: its end would reset them
             await asyncio.sleep(0)
-        await super().shutdown(sockets)
+        late = asyncio.create_task(self._end_late_connections())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            late.cancel()
+
+    async def _end_late_connections(self) -> None:
+        """uvicorn tells each connection once that the server stops. One that was accepted just then is told
+        here, or a busy client would be served on it until the time to stop is over."""
+        while True:
+            await asyncio.sleep(LATE_SECONDS)
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, PoliteProtocol) and not connection.stopping:
+                    connection.shutdown()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -59,7 +59,7 @@ class PoliteProtocol(HttpToolsProtocol):
         self._deaf = False  # nothing more of this connection is parsed
         self.lingering = False
         self._linger_bytes = 0
-        self._client_is_done = self._stopping = False
+        self._client_is_done = self.stopping = False
         self._set_timer(HEAD_SECONDS, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -87,7 +87,7 @@ class PoliteProtocol(HttpToolsProtocol):
         return True
 
     def shutdown(self) -> None:
-        self._stopping = True
+        self.stopping = True
         if self._owes_answer:
             self.cycle.keep_alive = False
         elif self.lingering:
@@ -110,7 +110,7 @@ class PoliteProtocol(HttpToolsProtocol):
         if self._method is not None:
             self.scope["method"] = self._method.decode("ascii")
             self._method = None
-        if self._stopping:
+        if self.stopping:
             self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
