@@ -81,7 +81,8 @@ def evidence(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evidence]:
 
 def test_kills_over_the_commands_lose_double_and_hold_up_nothing(evidence: Evidence) -> None:
     assert_unbroken(evidence, 1)
-    assert all(len(path) > 10 for path in (evidence.events.posted, evidence.audiences.sent))
+    assert evidence.events.posted
+    assert len(evidence.audiences.sent) > 10
     assert len(evidence.activities.delivered) > 100
     assert evidence.audiences.expected().firings
 
