@@ -22,6 +22,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from activity_platform.local.services import DATABASE, Stack
 from activity_platform.settings import Settings
+from activity_platform_tests.memory_directory import memory_directory
 
 _numbers = itertools.count(1)
 
@@ -59,11 +60,10 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """PostgreSQL, Valkey, S3 and the LINE simulator, migrated, for the whole session."""
     binaries = os.environ.get("POSTGRES_BIN")
-    with Stack(
-        tmp_path_factory.mktemp("stack"),
-        durable=False,
-        postgres_binaries=Path(binaries) if binaries else None,
-    ) as running:
+    with (
+        memory_directory(tmp_path_factory.mktemp("stack")) as directory,
+        Stack(directory, durable=False, postgres_binaries=Path(binaries) if binaries else None) as running,
+    ):
         yield running
 
 
