@@ -8,7 +8,7 @@ import redis
 
 
 def enqueue(client: redis.Redis, queue: str, message_id: str, payload: dict[str, object]) -> str:
-    """Sends one message and returns the id of its entry. After an error, repeat it with the same message_id."""
+    """Sends one message, returns the id of its entry. After an error, repeat it with the same message_id."""
     entry_id = client.xadd(queue, {"payload": json.dumps(payload), "message_id": message_id})
     return entry_id.decode()
 
