@@ -100,8 +100,15 @@ def _measure(reader: Reader, path: Path) -> tuple[int, float, float]:
     started = time.perf_counter()
     found = reader(path)
     seconds = time.perf_counter() - started
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return found, seconds, most / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+    return found, seconds, _most_megabytes()
+
+
+def _most_megabytes() -> float:
+    """The most memory of this process. Linux counts its parent's into `ru_maxrss`, from before the exec."""
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
+    (kilobytes,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(kilobytes) / (1 << 10)
 
 
 def parse(path: Path) -> int:
