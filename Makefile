@@ -17,7 +17,7 @@ dev: $(READY)    ## the same without the traffic
 	@$(BIN)/activity-platform dev
 
 test: $(READY)   ## the fast tests (under 5 minutes)
-	@$(BIN)/pytest -n 3 --dist loadscope
+	@$(BIN)/pytest -n 2 --dist loadscope
 
 verify: $(READY) ## the heavy proofs: kills, long property tests, large data
 	@$(BIN)/pytest -m heavy -n 0 --timeout 1800

@@ -1,7 +1,8 @@
 """Activity in Dagster: the log as an observed asset, edges and partitions as scheduled ones."""
 
 from collections import Counter
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import dagster as dg
 import psycopg
@@ -17,6 +18,7 @@ from activity_platform.settings import Settings
 GROUP = "activity"
 LAG_SECONDS_AT_MOST = 300  # five times the schedule's minute
 SAMPLE_DAYS, SAMPLE_ACTORS = 1, 100
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # the watermark before the first fold; no event is older
 
 activity_events = dg.AssetSpec(
     "activity_events",
@@ -46,7 +48,7 @@ def interaction_edges(settings: SettingsResource) -> dg.MaterializeResult[None]:
             "edges_touched": result.edges,
             "lag_seconds": result.lag_seconds,
             "watermark": dg.MetadataValue.timestamp(result.watermark),
-            "window_start": dg.MetadataValue.timestamp(result.lower),
+            "window_start": _start(result.lower),
             "slices": result.slices,
             "rows_waiting": result.waiting,
             "late_events": result.late,
@@ -72,7 +74,7 @@ def edges_hold_every_event(settings: SettingsResource) -> dg.AssetCheckResult:
     return dg.AssetCheckResult(
         passed=found.passed,
         metadata={
-            "window_start": dg.MetadataValue.timestamp(found.lower),
+            "window_start": _start(found.lower),
             "window_end": dg.MetadataValue.timestamp(found.upper),
             "events_in_the_log": found.logged,
             "events_folded": found.folded,
@@ -103,7 +105,7 @@ def edges_equal_their_events(settings: SettingsResource) -> dg.AssetCheckResult:
             "edges_compared": found.scope.edges,
             "differences": kinds.total(),
             "kinds": ", ".join(sorted(kinds)) or "none",
-            "window_start": dg.MetadataValue.timestamp(found.scope.since),
+            "window_start": _start(found.scope.since),
             "late_events": found.scope.late,
             "events_that_are_nowhere": found.scope.unknown,
         },
@@ -196,6 +198,12 @@ activity_event_partitions_job = dg.define_asset_job(
 
 def _connection(settings: Settings) -> psycopg.Connection:
     return postgres.connect(settings.database_url, application_name="activity-platform checks")
+
+
+def _start(of_window: datetime) -> dg.MetadataValue[Any]:
+    if of_window <= EPOCH:
+        return dg.MetadataValue.text("the first event")
+    return dg.MetadataValue.timestamp(of_window)
 
 
 def definitions() -> dg.Definitions:

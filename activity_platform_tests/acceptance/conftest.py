@@ -6,16 +6,19 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import psycopg
 import pytest
 from psycopg import sql
 
+from activity_platform.ingest.auth import development_token
 from activity_platform.local.programs import Programs
 from activity_platform.local.services import DATABASE, Stack
 from activity_platform.settings import Settings
 from activity_platform_tests.audience_world import World, world_of
 from activity_platform_tests.simulated_line import SimulatedLine
 
+ANN = "ann"
 LAG_SECONDS = "1"
 VALKEY_DATABASE = "1"  # the sensors would take what other tests put into the first
 
@@ -39,6 +42,25 @@ def platform(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     }
     with Programs(tmp_path_factory.mktemp("platform"), environment) as programs:
         yield programs
+
+
+@pytest.fixture(scope="package", autouse=True)
+def posted(platform: Programs) -> list[dict[str, Any]]:
+    """Events of Ann, posted over HTTP when the platform starts."""
+    token = development_token(Settings.load(platform.environment), ANN)
+    events: list[dict[str, Any]] = [
+        {"verb": "save", "object_type": "event", "object_id": "e1"},
+        {"verb": "rsvp", "object_type": "event", "object_id": "e1"},
+        {"verb": "attend", "object_type": "event", "object_id": "e1"},
+        {"verb": "impression", "object_type": "event", "object_id": "e2", "context": {"rank": 1}},
+    ]
+    answer = httpx.post(
+        f"{platform.api_url}/api/v1/activity/events",
+        headers={"Authorization": f"Bearer {token}"},
+        json={"events": events},
+    )
+    assert (answer.status_code, answer.json()) == (202, {"accepted": len(events)})
+    return events
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def test_the_fold_shows_its_window_and_its_checks_pass(
 
     shown = _metadata(result, "interaction_edges")
     assert (shown["events_folded"], shown["edges_touched"], shown["rows_waiting"]) == (1, 1, 0)
-    assert shown["held_by"] == "lag"
+    assert (shown["held_by"], shown["window_start"]) == ("lag", "the first event")
     assert _checks(result) == {
         "edges_keep_up": True,
         "edges_hold_every_event": True,
