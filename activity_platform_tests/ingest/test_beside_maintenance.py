@@ -18,7 +18,7 @@ from activity_platform.activity.partitions import MaintenanceResult, maintain
 from activity_platform_tests.activity.log_rows import set_watermark
 from activity_platform_tests.ingest.served import EVENTS, Served, body, event
 
-CLIENTS = 2
+CLIENTS = 4
 #: Maintenance of that day makes its own month and the next; both ended more than thirty days ago.
 LONG_AGO = timedelta(days=120)
 
@@ -39,8 +39,10 @@ def clients_posting(api: Served, user: str, *, a_second: int = 20) -> Iterator[P
     headers = api.headers(user)
 
     def post() -> None:
+        due = time.monotonic()
         with httpx.Client(base_url=api.url, headers=headers, timeout=90) as client:
-            while not stop.wait(CLIENTS / a_second):
+            while not stop.wait(max(0.0, due - time.monotonic())):
+                due += CLIENTS / a_second
                 started = time.monotonic()
                 response = client.post(EVENTS, content=body(event()))
                 posted.seconds.append(time.monotonic() - started)
