@@ -16,7 +16,7 @@ demo: $(READY)   ## the whole platform on an embedded stack, with real traffic; 
 dev: $(READY)    ## the same without the traffic
 	@$(BIN)/activity-platform dev
 
-test: $(READY)   ## the fast tests (under 5 minutes)
+test: $(READY)   ## the fast tests (some 6 minutes on two cores)
 	@$(BIN)/pytest -n 2 --dist loadscope
 
 verify: $(READY) ## the heavy proofs: kills, long property tests, large data
