@@ -10,16 +10,14 @@ The sensor does it itself and asks for no run: dead ones may hold every slot tha
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import threading
 
 import dagster as dg
-from dagster._core.storage.tags import GRPC_INFO_TAG
 
 from activity_platform.defs import pages
-from activity_platform.defs.lost_runs import UNDER_WAY
+from activity_platform.defs.lost_runs import UNDER_WAY, belongs_to, end
 
 LOOK_SECONDS = 30
 WATCHING_THREAD = "grpc-server-cleanup"
@@ -35,14 +33,9 @@ def report_dead_runs(instance: dg.DagsterInstance, *, host: str, port: int) -> l
     dead = [
         run.run_id
         for run in under_way
-        if _address(run) == (host, port) and (pid := _process(instance, run)) is not None and pid not in alive
+        if belongs_to(run, host, port) and (pid := _process(instance, run)) is not None and pid not in alive
     ]
     return [run_id for run_id in dead if _report(instance, run_id)]
-
-
-def _address(run: dg.DagsterRun) -> tuple[object, object]:
-    address = json.loads(run.tags.get(GRPC_INFO_TAG, "{}"))
-    return address.get("host"), address.get("port")
 
 
 def _process(instance: dg.DagsterInstance, run: dg.DagsterRun) -> int | None:
@@ -59,10 +52,7 @@ def _report(instance: dg.DagsterInstance, run_id: str) -> bool:
     run = instance.get_run_by_id(run_id)
     if run is None or run.is_finished:
         return False
-    if run.status is dg.DagsterRunStatus.CANCELING:
-        instance.report_run_canceled(run, REASON)
-    else:
-        instance.report_run_failed(run, REASON)
+    end(instance, run, REASON)
     return True
 
 

@@ -25,18 +25,24 @@ REASON = "Its process ended with the code server."
 def report_lost_runs(instance: dg.DagsterInstance, *, host: str, port: int) -> int:
     """Ends the lost runs of the code server on that address, and returns how many there were."""
     under_way = instance.get_runs(dg.RunsFilter(statuses=UNDER_WAY))
-    lost = [run for run in under_way if _belongs_to(run, host, port)]
+    lost = [run for run in under_way if belongs_to(run, host, port)]
     for run in lost:
-        if run.status is dg.DagsterRunStatus.CANCELING:
-            instance.report_run_canceled(run, REASON)
-        else:
-            instance.report_run_failed(run, REASON)
+        end(instance, run, REASON)
     return len(lost)
 
 
-def _belongs_to(run: dg.DagsterRun, host: str, port: int) -> bool:
+def belongs_to(run: dg.DagsterRun, host: str, port: int) -> bool:
+    """Whether the code server on that address started it."""
     address = json.loads(run.tags.get(GRPC_INFO_TAG, "{}"))
     return (address.get("host"), address.get("port")) == (host, port)
+
+
+def end(instance: dg.DagsterInstance, run: dg.DagsterRun, reason: str) -> None:
+    """Reports a run without a process as what it has become: canceled if that was asked for, else failed."""
+    if run.status is dg.DagsterRunStatus.CANCELING:
+        instance.report_run_canceled(run, reason)
+    else:
+        instance.report_run_failed(run, reason)
 
 
 def main() -> int:
