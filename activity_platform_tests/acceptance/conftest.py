@@ -78,12 +78,12 @@ def world(platform: Programs, monkeypatch: pytest.MonkeyPatch) -> Iterator[World
         yield world
 
 
-def until(condition: Callable[[], Any], seconds: float) -> Any:
+def until(condition: Callable[[], Any], seconds: float, *, every: float = 0.2) -> Any:
     """What `condition` returns once it is true."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.5)
+        time.sleep(every)
     return found
 
 

@@ -8,7 +8,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeAlias
@@ -21,6 +21,7 @@ from activity_platform.gateways import queue as queue_module
 from activity_platform.gateways.queue import LAST_ACTIVITY, Queues
 from activity_platform.last_activity.messages import event_time
 from activity_platform.local.programs import Programs
+from activity_platform_tests.acceptance.conftest import until
 
 PROBES_A_SECOND = 10
 WAIT_SECONDS = 180  # a machine that is busy with tests; alone it is some ten seconds
@@ -161,13 +162,6 @@ def kill_run(traffic: Traffic) -> None:
         if entry["label"] == "pid"
     ]
     os.kill(int(entries[-1]["text"]), signal.SIGKILL)
-
-
-def until(condition: Callable[[], Any], seconds: float, *, every: float = 0.2) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(every)
 
 
 @pytest.fixture

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +25,7 @@ from activity_platform.ingest.auth import development_token
 from activity_platform.local.programs import Programs
 from activity_platform.local.services import DAGSTER_DATABASE, Stack
 from activity_platform.settings import Settings
+from activity_platform_tests.acceptance.conftest import until
 from activity_platform_tests.audience_world import World, world_of
 from activity_platform_tests.simulated_line import SimulatedLine
 
@@ -128,14 +128,14 @@ def work(site: Site) -> None:
     import_audiences(site)
     send_activities(site)
     post_events(site, "e1")
-    until(lambda: edges(site) > 0)
+    until(lambda: edges(site) > 0, WAIT_SECONDS)
     post_events(site, "refused")
     with closing(queue.connect(site.settings.redis_url)) as client:
-        until(lambda: not any(Queues(client).depth(name) for name in QUEUES))
+        until(lambda: not any(Queues(client).depth(name) for name in QUEUES), WAIT_SECONDS)
     expected = {"create_audience_job", "update_audience_job", "interaction_edges_job"}
-    until(lambda: expected <= {str(job) for (job,) in site.dagster_rows(FAILURES)})
+    until(lambda: expected <= {str(job) for (job,) in site.dagster_rows(FAILURES)}, WAIT_SECONDS)
     site.stack.valkey.stop()
-    until(lambda: site.dagster_rows(FAILED_TICKS) != [(0,)])
+    until(lambda: site.dagster_rows(FAILED_TICKS) != [(0,)], WAIT_SECONDS)
     site.stack.valkey.start()
 
 
@@ -174,7 +174,7 @@ def send_activities(site: Site) -> None:
             }
             Queues(client).publish(LAST_ACTIVITY, json.dumps(payload))
             if kind == "message":
-                until(lambda: not Queues(client).depth(LAST_ACTIVITY))
+                until(lambda: not Queues(client).depth(LAST_ACTIVITY), WAIT_SECONDS)
 
 
 def post_events(site: Site, object_id: str) -> None:
@@ -195,13 +195,6 @@ def post_events(site: Site, object_id: str) -> None:
 
 def edges(site: Site) -> int:
     return site.world.count("interaction_edges")
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.5)
 
 
 def tables(url: str) -> Iterator[tuple[str, bytes]]:
